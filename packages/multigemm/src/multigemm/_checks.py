@@ -1,0 +1,200 @@
+"""Checks of a call, made from metadata alone.
+
+They run before any launch, in eager mode and in the operators' fake kernels, so a bad call gives the
+same sentence under fake tensors and ``torch.compile``. Values of the group sizes are not looked at:
+that would synchronise with the device (see ``_groups.check_values``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ._errors import DeviceError, DTypeError, GroupSizesError, OptionError, ShapeError
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+PRECISIONS = (None, "ieee", "tf32")
+_DTYPE_NAMES = "float64, float32, float16 or bfloat16"
+
+
+def _tensor(op: str, name: str, value: object, dims: tuple[int, ...], layout: str) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise DTypeError(f"{op}: {name} must be a torch.Tensor {layout}, got {type(value).__name__}.")
+    if value.dim() not in dims:
+        raise ShapeError(f"{op}: {name} must have shape {layout}, got {_shape(value)}.")
+
+
+def _shape(t: torch.Tensor) -> str:
+    return "[" + ", ".join(str(n) for n in t.shape) + "]"
+
+
+def _autocast_dtype(t: torch.Tensor) -> torch.dtype:
+    """The dtype that the operand will have once autocast, if it is on, has acted on it."""
+    kind = t.device.type
+    if t.dtype in DTYPES and t.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return t.dtype
+
+
+def _same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
+    if other.device != x.device:
+        raise DeviceError(
+            f"{op}: {name} must be on the device of x, {x.device}, got {other.device}; "
+            f"move it with {name}.to(x.device)."
+        )
+
+
+def _dtypes(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
+    if x.dtype not in DTYPES:
+        raise DTypeError(f"{op}: x must be {_DTYPE_NAMES}, got {_name(x.dtype)}.")
+    if _autocast_dtype(other) != _autocast_dtype(x):
+        raise DTypeError(
+            f"{op}: {name} must have the dtype of x, {_name(x.dtype)}, got {_name(other.dtype)}; "
+            f"convert one of them."
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _options(op: str, out_dtype: torch.dtype | None, precision: str | None, implementation: object) -> None:
+    if out_dtype is not None and out_dtype not in DTYPES:
+        raise DTypeError(f"{op}: out_dtype must be {_DTYPE_NAMES}, got {_name(out_dtype)}.")
+    if precision not in PRECISIONS:
+        raise OptionError(f'{op}: precision must be None, "ieee" or "tf32", got {precision!r}.')
+    if implementation is not None and not isinstance(implementation, str):
+        raise OptionError(f"{op}: implementation must be a name or None, got {implementation!r}.")
+
+
+def groups_argument(
+    op: str,
+    group_sizes: torch.Tensor | Sequence[int] | None,
+    offsets: torch.Tensor | Sequence[int] | None,
+) -> tuple[torch.Tensor, bool]:
+    """The one given of ``group_sizes`` and ``offsets`` as a tensor, and whether it is ``offsets``."""
+    if (group_sizes is None) == (offsets is None):
+        given = "neither" if group_sizes is None else "both"
+        raise GroupSizesError(f"{op}: give exactly one of group_sizes and offsets, got {given}.")
+    value = group_sizes if offsets is None else offsets
+    if not isinstance(value, torch.Tensor):
+        name = "group_sizes" if offsets is None else "offsets"
+        if not isinstance(value, (list, tuple)) or not all(isinstance(n, int) for n in value):
+            raise DTypeError(
+                f"{op}: {name} must be a 1-D int32 or int64 tensor or a list of integers, "
+                f"got {type(value).__name__}."
+            )
+        value = torch.tensor(value, dtype=torch.int64)
+    return value, offsets is not None
+
+
+def groups(op: str, x: torch.Tensor, value: torch.Tensor, offsets: bool) -> None:
+    name = "offsets" if offsets else "group_sizes"
+    if value.dtype not in (torch.int32, torch.int64):
+        raise DTypeError(f"{op}: {name} must be int32 or int64, got {_name(value.dtype)}.")
+    if value.dim() != 1:
+        raise ShapeError(f"{op}: {name} must have shape [G], got {_shape(value)}.")
+    if value.device != x.device and value.device.type not in ("cpu", "meta"):
+        raise DeviceError(
+            f"{op}: {name} must be on the device of x, {x.device}, or on the CPU, got {value.device}."
+        )
+
+
+def grouped_mm(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    value: torch.Tensor,
+    offsets: bool,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    implementation: str | None,
+) -> None:
+    op = "grouped_mm"
+    _tensor(op, "x", x, (2, 3), "[N, K] or [N, B, K]")
+    _tensor(op, "w", w, (3, 4), "[G, K, M], or [G, B, K, M] where x is [N, B, K]")
+    if w.dim() != x.dim() + 1:
+        want = "[G, K, M] where x is [N, K]" if x.dim() == 2 else "[G, B, K, M] or [G, 1, K, M] where x is [N, B, K]"
+        raise ShapeError(f"{op}: w must have shape {want}, got w {_shape(w)} and x {_shape(x)}.")
+    _same_device(op, x, "w", w)
+    _dtypes(op, x, "w", w)
+    groups(op, x, value, offsets)
+    if w.shape[0] != value.shape[0]:
+        name = "offsets" if offsets else "group_sizes"
+        raise ShapeError(
+            f"{op}: w must hold one matrix for each of the {value.shape[0]} entries of {name}, got w {_shape(w)}."
+        )
+    if w.shape[-2] != x.shape[-1]:
+        raise ShapeError(
+            f"{op}: the inner sizes K must agree: x {_shape(x)} has K = {x.shape[-1]}, "
+            f"w {_shape(w)} has K = {w.shape[-2]}."
+        )
+    if x.dim() == 3 and w.shape[1] != 1 and w.shape[1] != x.shape[1]:
+        raise ShapeError(
+            f"{op}: w must have B = {x.shape[1]} as x {_shape(x)} has, or 1 to share one matrix over B, "
+            f"got w {_shape(w)}."
+        )
+    if bias is not None:
+        _tensor(op, "bias", bias, (x.dim(),), "[G, M]" if x.dim() == 2 else "[G, B, M] or [G, 1, M]")
+        _same_device(op, x, "bias", bias)
+        _dtypes(op, x, "bias", bias)
+        fits = bias.shape[0] == w.shape[0] and bias.shape[-1] == w.shape[-1]
+        if x.dim() == 3 and bias.shape[1] != 1 and bias.shape[1] != x.shape[1]:
+            fits = False
+        if not fits:
+            batch = "" if x.dim() == 2 else f"{x.shape[1]} or 1, "
+            raise ShapeError(
+                f"{op}: bias must have shape [{w.shape[0]}, {batch}{w.shape[-1]}], got {_shape(bias)}."
+            )
+    _options(op, out_dtype, precision, implementation)
+
+
+def grouped_mm_wgrad(
+    x: torch.Tensor,
+    gy: torch.Tensor,
+    value: torch.Tensor,
+    offsets: bool,
+    out_dtype: torch.dtype | None,
+    precision: str | None,
+    implementation: str | None,
+) -> None:
+    op = "grouped_mm_wgrad"
+    _tensor(op, "x", x, (2, 3), "[N, K] or [N, B, K]")
+    _tensor(op, "gy", gy, (2, 3), "[N, M], or [N, B, M] where x is [N, B, K]")
+    _same_device(op, x, "gy", gy)
+    _dtypes(op, x, "gy", gy)
+    groups(op, x, value, offsets)
+    if gy.dim() != x.dim() or gy.shape[:-1] != x.shape[:-1]:
+        want = f"[{', '.join(str(n) for n in x.shape[:-1])}, M]"
+        raise ShapeError(f"{op}: gy must have shape {want} to go with x {_shape(x)}, got {_shape(gy)}.")
+    _options(op, out_dtype, precision, implementation)
+
+
+def output(op: str, out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *inputs: torch.Tensor | None) -> None:
+    """``out=``: right shape and device, no element twice, no memory shared with an operand."""
+    if not isinstance(out, torch.Tensor):
+        raise DTypeError(f"{op}: out must be a torch.Tensor, got {type(out).__name__}.")
+    if out.dtype not in DTYPES:
+        raise DTypeError(f"{op}: out must be {_DTYPE_NAMES}, got {_name(out.dtype)}.")
+    if tuple(out.shape) != shape:
+        raise ShapeError(f"{op}: out must have shape [{', '.join(map(str, shape))}], got {_shape(out)}.")
+    _same_device(op, like, "out", out)
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise ShapeError(f"{op}: out must not be an expanded tensor (stride 0), got strides {out.stride()}.")
+    for operand in inputs:
+        if operand is not None and _overlap(out, operand):
+            raise ShapeError(f"{op}: out must not share memory with an operand.")
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.numel() == 0 or b.numel() == 0 or a.device.type == "meta" or torch.compiler.is_compiling():
+        return False
+    if not torch._C._is_alias_of(a, b):
+        return False
+    spans = []
+    for t in (a, b):
+        first = t.storage_offset() * t.element_size()
+        last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) * t.element_size()
+        spans.append((first, last + t.element_size()))
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]

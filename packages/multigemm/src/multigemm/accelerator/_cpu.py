@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import torch
+
+from ._base import Accelerator
+
+
+class CPUAccelerator(Accelerator):
+    """The host: one device, no streams; its capability is torch's name of the vector instructions."""
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def current_stream(self) -> None:
+        return None
+
+    def capability(self) -> str:
+        return torch.backends.cpu.get_cpu_capability()

@@ -1,0 +1,25 @@
+"""Autocast: the operands are converted as those of ``torch.mm`` are, to the device's autocast dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def rule(op: Callable[..., torch.Tensor], device_type: str, key: str) -> Callable[..., torch.Tensor]:
+    """The kernel of ``op`` for the dispatch key ``key``; float64 and integers are left alone."""
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    kind = torch._C._get_privateuse1_backend_name() if device_type == "privateuseone" else device_type
+
+    def cast(value: Any, dtype: torch.dtype) -> Any:
+        eligible = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if eligible else value
+
+    def kernel(*arguments: Any) -> torch.Tensor:
+        dtype = torch.get_autocast_dtype(kind)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return op(*(cast(a, dtype) for a in arguments))
+
+    return kernel
