@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+# /// script
+# dependencies = ["nox>=2025.5"]
+# ///
+"""Every job of the project. `nox --list` names them; `python -m pip install nox` is all that they need.
+
+PyTorch is large, so it is installed once, into an environment that the sessions' own environments
+look into through a path file. pip installs everything: it takes a wheel of exactly the pinned version
+from a local folder where there is one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "ci"))
+
+from generate import read_matrix  # noqa: E402
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+nox.options.reuse_venv = "yes"
+
+MATRIX = read_matrix()
+PACKAGES: dict[str, dict[str, Any]] = {"front": MATRIX["front"]} | {b["name"]: b for b in MATRIX["backend"]}
+NATIVE = [name for name in PACKAGES if name != "front"]
+DIST = ROOT / "dist"
+PINS = ("-c", str(ROOT / "ci" / "constraints.txt"))
+CPP = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".hip")
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+def shared_environment(session: nox.Session, name: str, *requirements: str) -> Path:
+    """Return the interpreter of an environment that several sessions use; make it when it is not there."""
+    folder = session.cache_dir / name
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp = folder / "complete.txt"
+    pins = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
+    key = "\n".join([sys.version, *requirements, pins])
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != key:
+        session.run(
+            sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
+        )
+        session.log(f"installing {', '.join(requirements)} into {folder.relative_to(ROOT)}")
+        session.run(
+            str(python), "-m", "pip", "install", "-q", *PINS, *requirements, external=True, silent=True
+        )
+        stamp.write_text(key, encoding="utf-8")
+    return python
+
+
+def site_packages(session: nox.Session, python: str) -> Path:
+    """Return the folder where an interpreter's environment keeps its packages."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    answer = session.run(python, "-c", code, external=True, silent=True, log=False)
+    return Path(str(answer).strip().splitlines()[-1])
+
+
+def torch_folder(session: nox.Session) -> Path:
+    """Return the packages' folder of the one environment that holds PyTorch."""
+    return site_packages(session, str(shared_environment(session, "torch", "torch")))
+
+
+def lend_torch(session: nox.Session, python: str = "python") -> None:
+    """Let an environment import, and pip see, the PyTorch of the shared environment."""
+    path_file = site_packages(session, python) / "shared_torch.pth"
+    path_file.write_text(f"{torch_folder(session)}\n", encoding="utf-8")
+
+
+def pip_install(session: nox.Session, *arguments: str) -> None:
+    """Install into the session's environment, under the pins, with dist/ as one more place to look."""
+    session.run(
+        "python", "-m", "pip", "install", "-q", *PINS, "--find-links", str(DIST), *arguments, silent=True
+    )
+
+
+def install_ours(session: nox.Session, *names: str, extras: str = "") -> None:
+    """Make exactly these of our wheels installed in the session's environment, whatever was there."""
+    wheels = {name: build_wheel(session, name) for name in names}
+    session.run(
+        "python",
+        "-m",
+        "pip",
+        "uninstall",
+        "-q",
+        "-y",
+        *(p["distribution"] for p in PACKAGES.values()),
+        silent=True,
+    )
+    wanted = [f"{wheel}{extras}" if name == "front" else str(wheel) for name, wheel in wheels.items()]
+    pip_install(session, *wanted)
+
+
+# --- wheels ---------------------------------------------------------------------------------------
+
+
+def sources_of(name: str) -> str:
+    """Return a digest of everything that a wheel is made from."""
+    folders = [ROOT / PACKAGES[name]["folder"]]
+    folders += [ROOT / "shared"] if name in NATIVE else []
+    files = [ROOT / "shared" / "version.txt", ROOT / "ci" / "constraints.txt"]
+    for folder in folders:
+        files += [f for f in folder.rglob("*") if f.is_file() and not is_by_product(f)]
+    digest = hashlib.sha256()
+    for file in sorted(set(files)):
+        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def is_by_product(file: Path) -> bool:
+    """Tell whether a file was left by a tool."""
+    folders = file.relative_to(ROOT).parts[:-1]
+    return any(part in ("__pycache__", "build", "dist") or part.startswith(".") for part in folders)
+
+
+def can_build(name: str) -> bool:
+    """Tell whether this machine has the compiler that a wheel needs; CI must have it."""
+    if name == "front" or os.environ.get("CI"):
+        return True
+    return any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+
+
+def build_wheel(session: nox.Session, name: str) -> Path:
+    """Return the wheel of a package in dist/, built now unless it is there and as new as its sources."""
+    package = PACKAGES[name]
+    stem = package["distribution"].replace("-", "_")
+    stamp, sources = DIST / f".{name}.sources", sources_of(name)
+    wheels = list(DIST.glob(f"{stem}-*.whl"))
+    if len(wheels) == 1 and stamp.exists() and stamp.read_text(encoding="utf-8") == sources:
+        return wheels[0]
+    for old in [*wheels, *DIST.glob(f"{stem}-*.tar.gz")]:
+        old.unlink()
+    # No build isolation: a native wheel needs PyTorch's headers, which a requirement would download again.
+    requirements = {"build", "hatchling", "scikit-build-core", "cmake", "ninja", "scipy-openblas32"}
+    python = str(shared_environment(session, "build", *sorted(requirements)))
+    arguments = ["--outdir", str(DIST), str(ROOT / package["folder"])]
+    if name in NATIVE:
+        lend_torch(session, python)
+        arguments = ["--wheel", *arguments]  # shared/ lies outside the package, so it has no sdist
+    environment = {"PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    session.run(
+        python, "-m", "build", "--no-isolation", *arguments, external=True, env=environment, silent=True
+    )
+    stamp.write_text(sources, encoding="utf-8")
+    (wheel,) = DIST.glob(f"{stem}-*.whl")
+    return wheel
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Format, lint and generated files; `-- --fix` mends what can be mended."""
+    fix = "--fix" in session.posargs
+    pip_install(session, "ruff", "clang-format")
+    session.run("ruff", "check", *(["--fix"] if fix else []), str(ROOT))
+    session.run("ruff", "format", *([] if fix else ["--check"]), str(ROOT))
+    native = [
+        str(f.relative_to(ROOT))
+        for folder in (ROOT / "shared", ROOT / "packages")
+        for f in sorted(folder.rglob("*"))
+        if f.suffix in CPP and not is_by_product(f)
+    ]
+    if native:
+        session.run("clang-format", *(["-i"] if fix else ["--dry-run", "-Werror"]), *native)
+    session.run("python", "ci/generate.py", *([] if fix else ["--check"]))
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """mypy --strict on the front."""
+    lend_torch(session)
+    pip_install(session, "mypy", "numpy", "typer>=0.12", "rich>=13")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("backend", list(PACKAGES), ids=list(PACKAGES))
+def build(session: nox.Session, backend: str) -> None:
+    """Build one wheel into dist/ (of the front an sdist too), unless it is there and fresh."""
+    if not can_build(backend):
+        session.skip("no C++ compiler was found")
+    session.log(f"{build_wheel(session, backend).relative_to(ROOT)}")
+
+
+@nox.session
+@nox.parametrize("backend", list(PACKAGES), ids=list(PACKAGES))
+def audit(session: nox.Session, backend: str) -> None:
+    """Check a wheel of dist/ as a stranger would: contents, metadata, symbols."""
+    if not can_build(backend):
+        session.skip("no C++ compiler was found")
+    wheel = build_wheel(session, backend)
+    pip_install(session, "twine", "packaging", "auditwheel", "pyelftools")
+    session.run("twine", "check", "--strict", str(wheel))
+    session.run("python", "ci/audit_front.py" if backend == "front" else "ci/audit.py", str(wheel))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite on built wheels: first the front alone, then with the native CPU wheel."""
+    lend_torch(session)
+    pip_install(session, "pytest", "hypothesis", "numpy")
+    session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
+    pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    chosen = [str(ROOT / a) if (ROOT / a.split("::")[0]).exists() else a for a in session.posargs]
+    named = chosen != session.posargs
+    codes = [0, 5] if session.posargs else [0]  # a selection may leave one of the two runs without a test
+    main_suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
+    install_ours(session, "front")
+    session.run(*pytest, *([] if named else main_suites), *chosen, success_codes=codes)
+    if not can_build("cpu"):
+        session.warn("no C++ compiler was found: the suite did not run with the native wheel")
+        return
+    install_ours(session, "front", "cpu")
+    session.run(*pytest, *([] if named else [str(ROOT / "tests")]), *chosen, success_codes=codes)
+
+
+@nox.session(venv_backend="none")
+def install_matrix(session: nox.Session) -> None:
+    """Install from dist/ in every way that users do, each time into a clean environment."""
+    for name in PACKAGES:
+        build_wheel(session, name)
+    folders = ["--dist", str(DIST), "--torch", str(torch_folder(session)), "--work", str(session.cache_dir)]
+    session.run(sys.executable, "ci/install_matrix.py", *folders, *session.posargs, external=True)
+
+
+def install_for_use(session: nox.Session, extras: str) -> None:
+    lend_torch(session)
+    native = ["cpu"] if can_build("cpu") else []
+    if not native:
+        session.warn("no C++ compiler was found: the PyTorch reference computes everything")
+    install_ours(session, "front", *native, extras=extras)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Install the wheels and run `multigemm demo` with the arguments after `--`."""
+    install_for_use(session, "[demo]")
+    session.run("multigemm", "demo", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Install the wheels and run `multigemm bench` on the CPU, with the arguments after `--`."""
+    install_for_use(session, "[bench]")
+    device = [] if "--device" in session.posargs else ["--device", "cpu"]
+    commit = session.run(
+        "git", "rev-parse", "--short=12", "HEAD", external=True, silent=True, success_codes=[0, 128]
+    )
+    env = {"MULTIGEMM_COMMIT": str(commit).strip()} if "fatal" not in str(commit) else {}
+    session.run("multigemm", "bench", *device, *session.posargs, env=env)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Rewrite the tables of docs/ from the result files and check every link; `-- --check` writes nothing."""
+    if any((ROOT / "docs" / "benchmarks").glob("*.json")):
+        lend_torch(session)
+        install_ours(session, "front")  # `multigemm bench --table` prints the tables
+    session.run("python", "ci/docs.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def gpu_tests(session: nox.Session) -> None:
+    """The suite on a GPU, with the `python` and the PyTorch of this machine; installs nothing into it."""
+    # A wheel carries the metadata that entry points are found by; without one the source folder must do.
+    wheels = list(DIST.glob("*.whl"))
+    place = ROOT / PACKAGES["front"]["folder"] / "src"
+    if wheels:
+        place = Path(session.create_tmp()) / "wheels"
+        shutil.rmtree(place, ignore_errors=True)
+        pip = ("python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(place))
+        session.run(*pip, *map(str, wheels), external=True)
+    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
+    pytest = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
+    environment = {"PYTHONPATH": path, "MULTIGEMM_FALLBACK": "torch"}
+    session.run(
+        "python", *pytest, "--device", "cuda", *suites, *session.posargs, env=environment, external=True
+    )
+
+
+if __name__ == "__main__":
+    nox.main()
