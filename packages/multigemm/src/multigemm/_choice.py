@@ -51,10 +51,14 @@ def use(implementation: str | None) -> Iterator[None]:
         _pinned.reset(token)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # dynamo can't trace a ContextVar
 def pinned() -> str:
     """The name pinned by ``use`` in this context, or ""."""
     return _pinned.get()
+
+
+# torch.compile can't trace a ContextVar: it takes the value at tracing for a constant. This is what
+# torch.compiler.assume_constant_result sets, without its import of the whole compiler (over a second).
+pinned._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def known(name: str, source: str) -> str:

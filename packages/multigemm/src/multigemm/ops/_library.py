@@ -7,7 +7,12 @@ allocated uninitialised on the operands' device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 
 LIB = torch.library.Library("multigemm", "DEF")
 
@@ -29,14 +34,37 @@ AUTOCAST_KEYS = {
 }
 
 
-def functorch_active() -> bool:
-    """True inside ``torch.func`` transforms.
-
-    There the autograd function must be applied in Python, above the dispatcher, because functorch
-    lifts Python autograd functions and not autograd kernels of operators.
-    """
-    return torch._C._are_functorch_transforms_active()
 
 
 def grad_needed(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class Function(_SingleLevelFunction):
+    """An autograd function that records one level of differentiation: the operators' Autograd kernels.
+
+    ``torch.autograd.Function`` refuses to run below the dispatcher inside ``torch.func`` transforms.
+    There a kernel differentiates one level, as torch's own kernels do, and the dispatcher brings the
+    other levels to it. So the operators themselves work under ``torch.func`` and in graphs of
+    ``torch.compile`` that contain such transforms.
+    """
+
+    operator: ClassVar[Callable[..., torch.Tensor]]
+    """The operator whose kernel this is."""
+
+    @classmethod
+    def run(cls, *arguments: Any) -> torch.Tensor:
+        """The kernel: differentiates, or passes on where no gradient is needed."""
+        if not grad_needed(*(a for a in arguments if isinstance(a, torch.Tensor))):
+            with torch._C._AutoDispatchBelowAutograd():
+                return cls.operator(*arguments)
+        with enable_single_level_autograd_function():
+            result: torch.Tensor = cls.apply(*arguments)
+        return result
+
+    @classmethod
+    def below(cls, *arguments: Any) -> torch.Tensor:
+        """The operator without this level of differentiation. Gradients stay enabled, which ``forward``
+        would disable, because outer levels of ``torch.func`` are still to come."""
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            return cls.operator(*arguments)

@@ -39,14 +39,13 @@ def _slices(
     return torch.stack(results), 0
 
 
-def grouped_mm(
-    call: Call, size: int, in_dims: tuple[int | None, ...], *arguments: Any
-) -> tuple[torch.Tensor, int]:
+def grouped_mm(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    call, size = torch.ops.multigemm.grouped_mm.default, info.batch_size
     x, w, groups, offsets, bias, *options = arguments
     x_dim, w_dim, groups_dim, _, bias_dim = in_dims[:5]
-    if groups_dim is not None or size == 0:
-        if size == 0:
-            return _none(call, in_dims, arguments)
+    if size == 0:
+        return _none(call, in_dims, arguments)
+    if groups_dim is not None:
         return _slices(call, size, in_dims, arguments)
     batched = x.dim() - (x_dim is not None) == 3
     x = _front(x, x_dim, size)
@@ -69,9 +68,8 @@ def grouped_mm(
     return y.reshape(x.shape[0], size, width, y.shape[-1]), 1
 
 
-def grouped_mm_wgrad(
-    call: Call, size: int, in_dims: tuple[int | None, ...], *arguments: Any
-) -> tuple[torch.Tensor, int]:
+def grouped_mm_wgrad(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
+    call, size = torch.ops.multigemm.grouped_mm_wgrad.default, info.batch_size
     x, gy, groups, offsets, sum_batch, *options = arguments
     x_dim, gy_dim, groups_dim = in_dims[:3]
     if size == 0:

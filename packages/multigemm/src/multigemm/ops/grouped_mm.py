@@ -18,7 +18,7 @@ import torch
 from .. import _checks, _choice, _groups
 from .._errors import OptionError
 from . import _autocast, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, functorch_active, grad_needed
+from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed
 
 LIB.define(
     "grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, Tensor? bias, "
@@ -76,7 +76,7 @@ def grouped_mm(
         _checks.grouped_mm(x, w, groups, is_offsets, bias, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm")
     if out is None:
-        return call(x, w, groups, is_offsets, bias, out_dtype, precision or "", name)
+        return torch.ops.multigemm.grouped_mm.default(x, w, groups, is_offsets, bias, out_dtype, precision or "", name)
     if out_dtype is not None and out.dtype != out_dtype:
         raise OptionError(f"grouped_mm: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them.")
     if grad_needed(x, w, bias):
@@ -84,14 +84,6 @@ def grouped_mm(
     _checks.output("grouped_mm", out, (*x.shape[:-1], w.shape[-1]), x, x, w, bias, groups)
     torch.ops.multigemm.grouped_mm_out(x, w, groups, is_offsets, bias, out, precision or "", name)
     return out
-
-
-def call(*arguments: Any) -> torch.Tensor:
-    """The operator with the schema's arguments, also inside ``torch.func`` transforms."""
-    if functorch_active():
-        result: torch.Tensor = _GroupedMM.apply(*arguments)
-        return result
-    return torch.ops.multigemm.grouped_mm.default(*arguments)
 
 
 def _empty(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor:
@@ -158,21 +150,12 @@ def _fake_out(
     _checks.grouped_mm(x, w, groups, offsets, bias, out.dtype, precision or None, implementation)
 
 
-class _GroupedMM(torch.autograd.Function):
+class _GroupedMM(Function):
+    operator = torch.ops.multigemm.grouped_mm.default
+
     @staticmethod
-    def forward(  # type: ignore[override]  # torch.compile counts these parameters: no *arguments here
-        x: torch.Tensor,
-        w: torch.Tensor,
-        groups: torch.Tensor,
-        offsets: bool,
-        bias: torch.Tensor | None,
-        out_dtype: torch.dtype | None,
-        precision: str,
-        implementation: str,
-    ) -> torch.Tensor:
-        return torch.ops.multigemm.grouped_mm.default(
-            x, w, groups, offsets, bias, out_dtype, precision, implementation
-        )
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _GroupedMM.below(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -187,40 +170,28 @@ class _GroupedMM(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        from .grouped_mm_wgrad import call as call_wgrad
-
         x, w, groups = ctx.saved_tensors
+        product = torch.ops.multigemm.grouped_mm.default
+        wgrad = torch.ops.multigemm.grouped_mm_wgrad.default
         offsets, precision, implementation = ctx.options
         gy = gy.to(ctx.dtype)
         gx = gw = gbias = None
         if ctx.needs_input_grad[0]:
-            gx = call(gy, w.mT, groups, offsets, None, None, precision, implementation)
+            gx = product(gy, w.mT, groups, offsets, None, None, precision, implementation)
         if ctx.needs_input_grad[1]:
-            gw = call_wgrad(x, gy, groups, offsets, ctx.shared_w, None, precision, implementation)
+            gw = wgrad(x, gy, groups, offsets, ctx.shared_w, None, precision, implementation)
         if ctx.needs_input_grad[4]:
             ones = gy.new_ones(()).expand(*gy.shape[:-1], 1)
-            row = call_wgrad(ones, gy, groups, offsets, ctx.shared_bias, None, precision, implementation)
+            row = wgrad(ones, gy, groups, offsets, ctx.shared_bias, None, precision, implementation)
             gbias = row.squeeze(-2)
         return gx, gw, None, None, gbias, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-        return _vmap.grouped_mm(call, info.batch_size, in_dims, *arguments)
-
-
-def _autograd(*arguments: Any) -> torch.Tensor:
-    x, w, _, _, bias = arguments[:5]
-    if grad_needed(x, w, bias):
-        result: torch.Tensor = _GroupedMM.apply(*arguments)
-        return result
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.multigemm.grouped_mm.default(*arguments)
 
 
 LIB.impl("grouped_mm", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_out", _out_kernel, "CompositeExplicitAutograd")
-LIB.impl("grouped_mm", _autograd, "Autograd")
+LIB.impl("grouped_mm", _GroupedMM.run, "Autograd")
 torch.library.register_fake("multigemm::grouped_mm", _fake, lib=LIB)
+torch.library.register_vmap("multigemm::grouped_mm", _vmap.grouped_mm, lib=LIB)
 torch.library.register_fake("multigemm::grouped_mm_out", _fake_out, lib=LIB)
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl("grouped_mm", _autocast.rule(torch.ops.multigemm.grouped_mm.default, _device_type, _key), _key)

@@ -17,8 +17,7 @@ import torch
 from .. import _checks, _choice, _groups
 from .._errors import OptionError, ShapeError
 from . import _autocast, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, functorch_active, grad_needed
-from .grouped_mm import call as call_grouped_mm
+from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed
 
 LIB.define(
     "grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, "
@@ -64,7 +63,7 @@ def grouped_mm_wgrad(
         _check(x, gy, groups, is_offsets, sum_batch, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm_wgrad")
     if out is None:
-        return call(x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name)
+        return torch.ops.multigemm.grouped_mm_wgrad.default(x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name)
     if out_dtype is not None and out.dtype != out_dtype:
         raise OptionError(
             f"grouped_mm_wgrad: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them."
@@ -76,14 +75,6 @@ def grouped_mm_wgrad(
     _checks.output("grouped_mm_wgrad", out, _shape(x, gy, groups, sum_batch), x, x, gy, groups)
     torch.ops.multigemm.grouped_mm_wgrad_out(x, gy, groups, is_offsets, sum_batch, out, precision or "", name)
     return out
-
-
-def call(*arguments: Any) -> torch.Tensor:
-    """The operator with the schema's arguments, also inside ``torch.func`` transforms."""
-    if functorch_active():
-        result: torch.Tensor = _GroupedMMWgrad.apply(*arguments)
-        return result
-    return torch.ops.multigemm.grouped_mm_wgrad.default(*arguments)
 
 
 def _check(
@@ -166,21 +157,12 @@ def _fake_out(
     _check(x, gy, groups, offsets, sum_batch, out.dtype, precision or None, implementation)
 
 
-class _GroupedMMWgrad(torch.autograd.Function):
+class _GroupedMMWgrad(Function):
+    operator = torch.ops.multigemm.grouped_mm_wgrad.default
+
     @staticmethod
-    def forward(  # type: ignore[override]  # torch.compile counts these parameters: no *arguments here
-        x: torch.Tensor,
-        gy: torch.Tensor,
-        groups: torch.Tensor,
-        offsets: bool,
-        sum_batch: bool,
-        out_dtype: torch.dtype | None,
-        precision: str,
-        implementation: str,
-    ) -> torch.Tensor:
-        return torch.ops.multigemm.grouped_mm_wgrad.default(
-            x, gy, groups, offsets, sum_batch, out_dtype, precision, implementation
-        )
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _GroupedMMWgrad.below(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -193,31 +175,21 @@ class _GroupedMMWgrad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         x, gy, groups = ctx.saved_tensors
+        product = torch.ops.multigemm.grouped_mm.default
         gdw = gdw.to(ctx.dtype)
         gx = ggy = None
         if ctx.needs_input_grad[0]:
-            gx = call_grouped_mm(gy, gdw.mT, groups, *ctx.options)
+            gx = product(gy, gdw.mT, groups, *ctx.options)
         if ctx.needs_input_grad[1]:
-            ggy = call_grouped_mm(x, gdw, groups, *ctx.options)
+            ggy = product(x, gdw, groups, *ctx.options)
         return gx, ggy, None, None, None, None, None, None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
-        return _vmap.grouped_mm_wgrad(call, info.batch_size, in_dims, *arguments)
-
-
-def _autograd(*arguments: Any) -> torch.Tensor:
-    if grad_needed(*arguments[:2]):
-        result: torch.Tensor = _GroupedMMWgrad.apply(*arguments)
-        return result
-    with torch._C._AutoDispatchBelowAutograd():
-        return torch.ops.multigemm.grouped_mm_wgrad.default(*arguments)
 
 
 LIB.impl("grouped_mm_wgrad", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_wgrad_out", _out_kernel, "CompositeExplicitAutograd")
-LIB.impl("grouped_mm_wgrad", _autograd, "Autograd")
+LIB.impl("grouped_mm_wgrad", _GroupedMMWgrad.run, "Autograd")
 torch.library.register_fake("multigemm::grouped_mm_wgrad", _fake, lib=LIB)
+torch.library.register_vmap("multigemm::grouped_mm_wgrad", _vmap.grouped_mm_wgrad, lib=LIB)
 torch.library.register_fake("multigemm::grouped_mm_wgrad_out", _fake_out, lib=LIB)
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl(
