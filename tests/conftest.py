@@ -1,0 +1,60 @@
+"""Options, the implementations under test, and poisoned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import multigemm
+from multigemm import _dispatch
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="device that the operators' tests run on")
+    parser.addoption(
+        "--backend",
+        default=None,
+        help="native backend that must be there (cpu ...), or 'none': the front alone; default: what is installed",
+    )
+
+
+def _implementations(config: pytest.Config) -> list[str]:
+    """What can be pinned here; "" is the default choice, as a user gets it."""
+    device = torch.device(config.getoption("--device"))
+    backend = _dispatch.backend_for(device.type)
+    wanted = config.getoption("--backend")
+    if wanted is not None and (backend.name if backend else "none") != wanted:
+        raise pytest.UsageError(f"--backend {wanted}: found {backend.name if backend else 'none'}")
+    return ["reference", "torch", *(("native", "blas", "simt") if backend else ()), ""]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "implementation" in metafunc.fixturenames:
+        names = _implementations(metafunc.config)
+        metafunc.parametrize("implementation", names, ids=[name or "default" for name in names])
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def pinned(implementation: str) -> Iterator[str]:
+    """Run the test under one implementation."""
+    with multigemm.use(implementation or None):
+        yield implementation
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Every block that torch hands out is full of NaN until somebody writes it."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.ones(1).new_empty(4).isnan().all(), "the poison does not work, so the test would prove nothing"
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
