@@ -43,7 +43,7 @@ CPP = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".hip")
 
 def shared_environment(session: nox.Session, name: str, *requirements: str) -> Path:
     """Return the interpreter of an environment that several sessions use; make it when it is not there."""
-    folder = session.cache_dir / name
+    folder = cache(session) / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / "complete.txt"
     pins = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
@@ -52,12 +52,17 @@ def shared_environment(session: nox.Session, name: str, *requirements: str) -> P
         session.run(
             sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
         )
-        session.log(f"installing {', '.join(requirements)} into {folder.relative_to(ROOT)}")
+        session.log(f"installing {', '.join(requirements)} into {folder}")
         session.run(
             str(python), "-m", "pip", "install", "-q", *PINS, *requirements, external=True, silent=True
         )
         stamp.write_text(key, encoding="utf-8")
     return python
+
+
+def cache(session: nox.Session) -> Path:
+    """Return the folder for what outlives a session."""
+    return (ROOT / session.cache_dir).resolve()
 
 
 def site_packages(session: nox.Session, python: str) -> Path:
@@ -219,12 +224,14 @@ def tests(session: nox.Session) -> None:
     codes = [0, 5] if session.posargs else [0]  # a selection may leave one of the two runs without a test
     main_suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
     install_ours(session, "front")
-    session.run(*pytest, *([] if named else main_suites), *chosen, success_codes=codes)
+    session.run(*pytest, "--backend", "none", *([] if named else main_suites), *chosen, success_codes=codes)
     if not can_build("cpu"):
         session.warn("no C++ compiler was found: the suite did not run with the native wheel")
         return
     install_ours(session, "front", "cpu")
-    session.run(*pytest, *([] if named else [str(ROOT / "tests")]), *chosen, success_codes=codes)
+    session.run(
+        *pytest, "--backend", "cpu", *([] if named else [str(ROOT / "tests")]), *chosen, success_codes=codes
+    )
 
 
 @nox.session(venv_backend="none")
@@ -232,7 +239,7 @@ def install_matrix(session: nox.Session) -> None:
     """Install from dist/ in every way that users do, each time into a clean environment."""
     for name in PACKAGES:
         build_wheel(session, name)
-    folders = ["--dist", str(DIST), "--torch", str(torch_folder(session)), "--work", str(session.cache_dir)]
+    folders = ["--dist", str(DIST), "--torch", str(torch_folder(session)), "--work", str(cache(session))]
     session.run(sys.executable, "ci/install_matrix.py", *folders, *session.posargs, external=True)
 
 

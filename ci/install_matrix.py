@@ -94,9 +94,13 @@ class Environment:
             raise Failed(f"{told['where']} computed the product, expected {backend}; {told['warnings']}")
         if bool(refused) != bool(told["warnings"]) or not all(refused in t for t in told["warnings"]):
             raise Failed(f"warnings {told['warnings']}, expected {refused or 'none'}")
-        doctor = call([str(self.python), "-m", "multigemm", "doctor", "--json"], env)
-        if read_version() not in json.dumps(json.loads(doctor)):
-            raise Failed(f"doctor does not name version {read_version()}:\n{doctor}")
+        report = json.loads(call([str(self.python), "-m", "multigemm", "doctor", "--json"], env))
+        if report["multigemm"]["version"] != read_version() or not report["healthy"]:
+            raise Failed(f"doctor finds fault: {json.dumps(report, indent=1)}")
+        verdicts = {found["backend"]: found["verdict"] for found in report["backends"]}
+        wanted = {} if backend == "reference" and not refused else {"cpu": "refused" if refused else "opened"}
+        if verdicts != wanted:
+            raise Failed(f"doctor's verdicts are {verdicts}, expected {wanted}")
 
 
 def call(command: list[str], env: dict[str, str] | None = None) -> str:

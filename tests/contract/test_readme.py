@@ -1,0 +1,69 @@
+"""Guards against: a README whose example does not run, or whose map leads to files that moved."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+READMES = ["README.md", "packages/multigemm/README.md"]
+ROUTE = re.compile(r"^\d\. \[.+?\]\((?P<path>[^)]+)\)", re.MULTILINE)
+
+
+def examples():
+    for name in READMES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)):
+            yield pytest.param(code, id=f"{name}-{i}")
+
+
+def route():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.split("## The route of one call")[1].split("\n## ")[0]
+    return [match["path"] for match in ROUTE.finditer(section)]
+
+
+def mentions_stem(path):
+    files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+    return any("grouped_mm" in f.read_text(encoding="utf-8") for f in files)
+
+
+@pytest.mark.parametrize("code", examples())
+def test_example_runs(code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_readme_has_an_example():
+    assert {p.id.rsplit("-", 1)[0] for p in examples()} == set(READMES)
+
+
+def test_the_example_is_short():
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    statements = [line for line in code.splitlines() if line.strip()]
+    assert len(statements) <= 10
+
+
+def test_the_route_has_five_stops():
+    assert len(route()) == 5
+
+
+@pytest.mark.parametrize("path", route())
+def test_a_stop_of_the_route_exists_and_names_the_operator(path):
+    assert (ROOT / path).exists(), path
+    assert mentions_stem(ROOT / path), f"{path} does not mention grouped_mm"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_path_that_a_page_mentions_exists(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tops = "packages|shared|tests|ci|docs"
+    mentioned = set(re.findall(rf"[`(]((?:{tops})/[\w./-]*)[`)]", text))
+    mentioned |= set(re.findall(r"`((?:ci|\.ci)/[\w.]+|[A-Z]+(?:\.md)?|noxfile\.py)`", text)) - {"MULTIGEMM"}
+    assert len(mentioned) >= 5
+    missing = sorted(m for m in mentioned if not (ROOT / m).exists() and not m.startswith("dist/"))
+    assert missing == []
