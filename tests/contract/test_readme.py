@@ -13,10 +13,12 @@ ROUTE = re.compile(r"^\d\. \[.+?\]\((?P<path>[^)]+)\)", re.MULTILINE)
 
 
 def examples():
+    found = []
     for name in READMES:
         text = (ROOT / name).read_text(encoding="utf-8")
         for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)):
-            yield pytest.param(code, id=f"{name}-{i}")
+            found.append(pytest.param(code, id=f"{name}-{i}"))
+    return found
 
 
 def route():
