@@ -162,8 +162,9 @@ def _read(distribution: Distribution, entry: EntryPoint) -> Candidate:
     except Exception as error:
         return broken(f"its folder cannot be located: {error}", None)
     if not os.path.isdir(folder):
-        reason = f"the package {module} is not there, only its metadata in {record} (a stale record)"
-        return broken(reason, None)
+        return broken(
+            f"the package {module} is not there, only its metadata in {record} (a stale record)", None
+        )
     path = os.path.join(folder, "backend.json")
     try:
         with open(path, encoding="utf-8") as stream:
@@ -175,12 +176,12 @@ def _read(distribution: Distribution, entry: EntryPoint) -> Candidate:
     wrong = check_info(info, name, version)
     # The description stays with a refused candidate: its kind and major tell which device it is for.
     kept = info if isinstance(info, dict) else None
-    error = f"{path}: {wrong}" if wrong is not None else None
-    if kept is not None and error is None and kept["protocol"] == PROTOCOL:
+    reason = f"{path}: {wrong}" if wrong is not None else None
+    if kept is not None and reason is None and kept["protocol"] == PROTOCOL:
         library = os.path.join(folder, *kept["library"].split("/"))
         if not os.path.isfile(library):
-            error = f"its library {library} is missing"
-    return Candidate(name, owner, version, folder, kept, error, record)
+            reason = f"its library {library} is missing"
+    return Candidate(name, owner, version, folder, kept, reason, record)
 
 
 def check_info(info: Any, name: str, version: str) -> str | None:
