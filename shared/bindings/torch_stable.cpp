@@ -1,0 +1,196 @@
+// The CPU implementations of the two leaf operators, through PyTorch's stable ABI (target 2.10). The front defines the
+// schemas; nothing is defined here, since two definitions of one schema would end the process.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "launch/checks.h"
+#include "multigemm/abi.h"
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Tensors keep their memory alive, so the pointer to one is stored in front of the memory it lends.
+constexpr int64_t kHeader = 64;
+
+void* allocate(void*, int64_t bytes) {
+  try {
+    const int64_t size = bytes + 2 * kHeader;
+    Tensor memory = torch::stable::empty({&size, 1}, ScalarType::Byte);
+    auto address = reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
+    auto* lent = reinterpret_cast<char*>((address + kHeader + 63) / 64 * 64);
+    reinterpret_cast<Tensor**>(lent)[-1] = new Tensor(std::move(memory));
+    return lent;
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+void release(void*, void* memory) { delete reinterpret_cast<Tensor**>(memory)[-1]; }
+
+void parallel_for(void*, int64_t begin, int64_t end, int64_t grain, mg_range_function function, void* argument) {
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, function, argument));
+}
+
+Tensor matrix(const void* data, int32_t dtype, const int64_t* stride, int64_t batch, int64_t rows, int64_t columns) {
+  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, 0);
+  const ScalarType type = dtype == MG_FLOAT64 ? ScalarType::Double : ScalarType::Float;
+  const int64_t sizes[3] = {batch, rows, columns};
+  const size_t skipped = batch == 1 ? 1 : 0;
+  return torch::stable::from_blob(const_cast<void*>(data), {sizes + skipped, 3 - skipped},
+                                  {stride + skipped, 3 - skipped}, cpu, type);
+}
+
+int32_t matmul(void*, const mg_matmul* p) {
+  try {
+    std::array<StableIValue, 3> stack{
+        torch::stable::detail::from(matrix(p->a, p->dtype, p->a_stride, p->batch, p->rows, p->inner)),
+        torch::stable::detail::from(matrix(p->b, p->dtype, p->b_stride, p->batch, p->inner, p->cols)),
+        torch::stable::detail::from(matrix(p->c, p->dtype, p->c_stride, p->batch, p->rows, p->cols))};
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher(p->batch == 1 ? "aten::mm" : "aten::bmm", "out", stack.data(), TORCH_ABI_VERSION));
+    torch::stable::detail::to<Tensor>(stack[0]);  // takes the reference that the call gave back
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+mg_host host_services() {
+  return {nullptr, static_cast<int64_t>(torch::stable::get_num_threads()), parallel_for, allocate, release, matmul};
+}
+
+int32_t dtype_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Double: return MG_FLOAT64;
+    case ScalarType::Float: return MG_FLOAT32;
+    case ScalarType::Half: return MG_FLOAT16;
+    case ScalarType::BFloat16: return MG_BFLOAT16;
+    case ScalarType::Int: return MG_INT32;
+    case ScalarType::Long: return MG_INT64;
+    default: STD_TORCH_CHECK(false, "multigemm: ", name, " has a dtype that no kernel takes");
+  }
+  return 0;
+}
+
+int32_t implementation_of(const std::string& name) {
+  if (name.empty()) return MG_AUTO;
+  if (name == "native") return MG_NATIVE;
+  if (name == "blas") return MG_BLAS;
+  if (name == "torch") return MG_TORCH;
+  if (name == "simt") return MG_SIMT;
+  STD_TORCH_CHECK(false, "multigemm: implementation is \"", name,
+                  "\"; this backend has \"native\", \"blas\", \"torch\", \"simt\" and \"\" for its own choice");
+  return MG_AUTO;
+}
+
+int32_t precision_of(const std::string& name) {
+  return name == "ieee" ? MG_PRECISION_IEEE : name == "tf32" ? MG_PRECISION_TF32 : MG_PRECISION_FRAMEWORK;
+}
+
+mg_groups groups_of(const Tensor& groups, bool offsets) {
+  STD_TORCH_CHECK(groups.dim() == 1 && groups.is_cpu(), "multigemm: groups must be one-dimensional and on the CPU");
+  return {groups.const_data_ptr(), groups.size(0), groups.stride(0), dtype_of("groups", groups), offsets};
+}
+
+// Strides of a tensor whose B (dimension `at`) may be absent or, where `shared`, of size 1 for all of B.
+template <size_t Count>
+void strides_of(int64_t (&out)[Count], const Tensor& tensor, size_t at, bool shared = false) {
+  const bool has_batch = tensor.dim() == static_cast<int64_t>(Count);
+  for (size_t i = 0; i < Count; ++i) {
+    const bool is_batch = i == at;
+    const int64_t dim = static_cast<int64_t>(i) - (!has_batch && i > at ? 1 : 0);
+    out[i] = is_batch && (!has_batch || (shared && tensor.size(dim) == 1)) ? 0 : tensor.stride(dim);
+  }
+}
+
+void expect(bool right, const char* name, const std::string& shapes) {
+  STD_TORCH_CHECK(right, "multigemm: ", name, " has a shape or dtype that does not fit: ", shapes);
+}
+
+void raise_on_failure(int32_t status, const char* op, const std::string& shapes) {
+  STD_TORCH_CHECK(status == MG_OK, "multigemm: ", op, " failed with ", MG_NAME(mg_last_error)(),
+                  " (device cpu, stream none; ", shapes, ")");
+}
+
+void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<Tensor> bias, Tensor out,
+                std::string precision, std::string implementation) {
+  const mg_host host = host_services();
+  mg_grouped_mm_problem p{};
+  p.struct_size = sizeof(p);
+  const bool has_batch = x.dim() == 3;
+  STD_TORCH_CHECK((x.dim() == 2 || has_batch) && w.dim() == x.dim() + 1 && out.dim() == x.dim(),
+                  "multigemm: x [N, (B,) K], w [G, (B,) K, M] and out [N, (B,) M] do not have matching dimensions");
+  p.rows = x.size(0);
+  p.batch = has_batch ? x.size(1) : 1;
+  p.inner = x.size(x.dim() - 1);
+  p.outer = w.size(w.dim() - 1);
+  p.groups = groups_of(groups, offsets);
+  p.dtype = dtype_of("x", x);
+  p.out_dtype = dtype_of("out", out);
+  const std::string shapes = multigemm::describe(p);
+  auto batch_fits = [&](const Tensor& t) { return !has_batch || t.size(1) == p.batch || t.size(1) == 1; };
+  expect(w.size(0) == p.groups.count && w.size(w.dim() - 2) == p.inner && batch_fits(w) && dtype_of("w", w) == p.dtype,
+         "w", shapes);
+  expect(out.size(0) == p.rows && out.size(out.dim() - 1) == p.outer && (!has_batch || out.size(1) == p.batch), "out",
+         shapes);
+  p.x = x.const_data_ptr();
+  strides_of(p.x_stride, x, 1);
+  p.w = w.const_data_ptr();
+  strides_of(p.w_stride, w, 1, true);
+  if (bias) {
+    expect(bias->dim() == w.dim() - 1 && bias->size(0) == p.groups.count && bias->size(bias->dim() - 1) == p.outer &&
+               batch_fits(*bias) && dtype_of("bias", *bias) == p.dtype,
+           "bias", shapes);
+    p.bias = bias->const_data_ptr();
+    strides_of(p.bias_stride, *bias, 1, true);
+  }
+  p.out = out.mutable_data_ptr();
+  strides_of(p.out_stride, out, 1);
+  p.precision = precision_of(precision);
+  p.implementation = implementation_of(implementation);
+  p.host = &host;
+  raise_on_failure(MG_NAME(mg_grouped_mm)(&p), "grouped_mm", shapes);
+}
+
+void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, Tensor out,
+                      std::string precision, std::string implementation) {
+  const mg_host host = host_services();
+  mg_grouped_mm_wgrad_problem p{};
+  p.struct_size = sizeof(p);
+  const bool has_batch = x.dim() == 3;
+  STD_TORCH_CHECK((x.dim() == 2 || has_batch) && gy.dim() == x.dim() && out.dim() == x.dim() + 1,
+                  "multigemm: x [N, (B,) K], gy [N, (B,) M] and out [G, (B,) K, M] do not have matching dimensions");
+  p.rows = x.size(0);
+  p.batch = has_batch ? x.size(1) : 1;
+  p.inner = x.size(x.dim() - 1);
+  p.outer = gy.size(gy.dim() - 1);
+  p.groups = groups_of(groups, offsets);
+  p.dtype = dtype_of("x", x);
+  p.out_dtype = dtype_of("out", out);
+  p.sum_batch = sum_batch && has_batch;
+  const std::string shapes = multigemm::describe(p);
+  expect(gy.size(0) == p.rows && (!has_batch || gy.size(1) == p.batch) && dtype_of("gy", gy) == p.dtype, "gy", shapes);
+  expect(out.size(0) == p.groups.count && out.size(out.dim() - 2) == p.inner && out.size(out.dim() - 1) == p.outer &&
+             (!has_batch || out.size(1) == (sum_batch ? 1 : p.batch)),
+         "out", shapes);
+  p.x = x.const_data_ptr();
+  strides_of(p.x_stride, x, 1);
+  p.gy = gy.const_data_ptr();
+  strides_of(p.gy_stride, gy, 1);
+  p.out = out.mutable_data_ptr();
+  strides_of(p.out_stride, out, 1);
+  p.precision = precision_of(precision);
+  p.implementation = implementation_of(implementation);
+  p.host = &host;
+  raise_on_failure(MG_NAME(mg_grouped_mm_wgrad)(&p), "grouped_mm_wgrad", shapes);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(multigemm, CPU, m) {
+  m.impl("native_grouped_mm", TORCH_BOX(&grouped_mm));
+  m.impl("native_grouped_mm_wgrad", TORCH_BOX(&grouped_mm_wgrad));
+}

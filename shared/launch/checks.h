@@ -1,0 +1,20 @@
+// What a problem must satisfy before anything is read or written.
+#pragma once
+
+#include <string>
+
+#include "multigemm/abi.h"
+
+namespace multigemm {
+
+void check(const mg_grouped_mm_problem* problem);
+void check(const mg_grouped_mm_wgrad_problem* problem);
+
+std::string describe(const mg_grouped_mm_problem& problem);
+std::string describe(const mg_grouped_mm_wgrad_problem& problem);
+
+const char* dtype_name(int32_t dtype);
+inline int64_t dtype_bytes(int32_t dtype) { return dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2; }
+inline bool is_half(int32_t dtype) { return dtype == MG_FLOAT16 || dtype == MG_BFLOAT16; }
+
+}  // namespace multigemm

@@ -1,0 +1,94 @@
+#include "launch/choose.h"
+
+#include "launch/checks.h"
+#include "runtime/status.h"
+
+namespace multigemm {
+namespace {
+
+const KernelRow& row_of(Kernel kernel) {
+  for (const KernelRow& row : kKernels)
+    if (row.kernel == kernel) return row;
+  throw Failure(MG_INTERNAL, "a kernel is missing from the table");
+}
+
+const char* implementation_name(int32_t implementation) {
+  switch (implementation) {
+    case MG_NATIVE: return "native";
+    case MG_BLAS: return "blas";
+    case MG_TORCH: return "torch";
+    case MG_SIMT: return "simt";
+    default: return "";
+  }
+}
+
+// The asked implementation, or null for the automatic choice.
+const KernelRow* asked(const CallFacts& facts) {
+  if (facts.implementation == MG_AUTO) return nullptr;
+  for (const KernelRow& row : kKernels) {
+    if (row.implementation != facts.implementation) continue;
+    const std::string reason = refusal(row, facts);
+    if (!reason.empty())
+      throw Failure(MG_UNSUPPORTED, std::string("implementation \"") + implementation_name(facts.implementation) +
+                                        "\" can't take this call: " + reason + "; leave the implementation out");
+    return &row;
+  }
+  throw Failure(MG_INTERNAL, "an implementation is missing from the table");
+}
+
+Choice best_product(const CallFacts& facts, const std::string& why) {
+  for (Kernel kernel : {Kernel::torch, Kernel::blas})
+    if (refusal(row_of(kernel), facts).empty()) return {&row_of(kernel), why};
+  return {&row_of(Kernel::simd), "no matrix product takes these sizes"};
+}
+
+}  // namespace
+
+std::string refusal(const KernelRow& row, const CallFacts& facts) {
+  if (row.needs_host_matmul && !facts.has_host_matmul) return "the caller lends no matrix product of its own";
+  if (row.needs_32_bit_sizes && facts.largest_extent > 0x7fffffff) return "a size or stride passes 2^31 - 1";
+  return "";
+}
+
+// The measurements behind both rules are in docs/kernels-cpu.md.
+Choice choose_rows(const CallFacts& facts) {
+  if (const KernelRow* row = asked(facts)) return {row, "asked for"};
+  const int64_t matrix_bytes =
+      facts.inner * facts.outer * dtype_bytes(facts.dtype == MG_FLOAT64 ? MG_FLOAT64 : MG_FLOAT32);
+  if (matrix_bytes <= 256 * 1024) return {&row_of(Kernel::simd), "one matrix of w stays in the second-level cache"};
+  return best_product(facts, "one matrix of w is larger than the second-level cache");
+}
+
+Choice choose_wgrad(const CallFacts& facts) {
+  if (const KernelRow* row = asked(facts)) return {row, "asked for"};
+  const int64_t matrix_bytes =
+      facts.inner * facts.outer * dtype_bytes(facts.dtype == MG_FLOAT64 ? MG_FLOAT64 : MG_FLOAT32);
+  if (matrix_bytes <= 256 * 1024) return {&row_of(Kernel::simd), "one matrix of sums stays in the second-level cache"};
+  return best_product(facts, "one matrix of sums is larger than the second-level cache");
+}
+
+std::string explain(const char* op, const Choice& choice, const CallFacts& facts, bool wgrad) {
+  auto name = [&](const KernelRow& row) { return wgrad ? row.wgrad_name : row.rows_name; };
+  std::string text = std::string("{\"operator\": \"") + op + "\", \"kernel\": \"" + name(*choice.row) +
+                     "\", \"implementation\": \"" + implementation_name(choice.row->implementation) +
+                     "\", \"why\": \"" + choice.why + "\", \"others\": [";
+  bool first = true;
+  for (const KernelRow& row : kKernels) {
+    if (&row == choice.row) continue;
+    std::string reason = refusal(row, facts);
+    if (reason.empty()) {
+      if (facts.implementation != MG_AUTO)
+        reason = "another implementation was asked for";
+      else if (row.kernel == Kernel::simt)
+        reason = "the portable kernel runs only when asked for: it is meant for checks";
+      else
+        reason = "expected to be slower here: " + choice.why;
+    }
+    text += std::string(first ? "" : ", ") + "{\"kernel\": \"" + name(row) + "\", \"implementation\": \"" +
+            implementation_name(row.implementation) + "\", \"why_not\": \"" + reason + "\"}";
+    first = false;
+  }
+  return text + "]}";
+}
+
+}  // namespace multigemm

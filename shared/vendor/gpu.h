@@ -1,0 +1,52 @@
+// One spelling for CUDA, HIP and the host. Besides kernels of one architecture this is the only file that says
+// cuda* or hip*. Without a GPU compiler the same kernel source runs on the CPU: a block's threads are fibers of one
+// thread that switch at __syncthreads (gpu_host.h), so an index error or a missing barrier shows without a GPU.
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__HIPCC__) || defined(__HIP__)
+#include <hip/hip_runtime.h>
+#define MG_GPU 1
+#define MG_GPU_LAST_ERROR() static_cast<int>(hipGetLastError())
+typedef hipStream_t mg_gpu_stream;
+#elif defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define MG_GPU 1
+#define MG_GPU_LAST_ERROR() static_cast<int>(cudaGetLastError())
+typedef cudaStream_t mg_gpu_stream;
+#endif
+
+#if defined(MG_GPU)
+
+#define MG_KERNEL __global__
+#define MG_DEVICE __device__ __forceinline__
+#define MG_SHARED __shared__
+
+namespace multigemm {
+namespace gpu {
+
+struct Queue {
+  void* stream;
+};
+
+// 0, or the runtime's error number.
+template <class Arguments>
+int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
+  const unsigned grid = static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff);
+  kernel<<<grid, threads, 0, static_cast<mg_gpu_stream>(queue.stream)>>>(arguments);
+  return MG_GPU_LAST_ERROR();
+}
+
+}  // namespace gpu
+}  // namespace multigemm
+
+#else
+
+#include "vendor/gpu_host.h"
+
+#define MG_KERNEL
+#define MG_DEVICE inline
+#define MG_SHARED static thread_local
+
+#endif
