@@ -281,21 +281,14 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu_tests(session: nox.Session) -> None:
-    """The suite on a GPU, with the `python` and the PyTorch of this machine; installs nothing into it."""
-    # A wheel carries the metadata that entry points are found by; without one the source folder must do.
-    wheels = list(DIST.glob("*.whl"))
-    place = ROOT / PACKAGES["front"]["folder"] / "src"
-    if wheels:
-        place = Path(session.create_tmp()) / "wheels"
-        shutil.rmtree(place, ignore_errors=True)
-        pip = ("python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(place))
-        session.run(*pip, *map(str, wheels), external=True)
-    path = os.pathsep.join(filter(None, [str(place), os.environ.get("PYTHONPATH", "")]))
+    """The suite on a GPU, with the `python3` and the PyTorch of this machine; installs nothing into it."""
+    source = str(ROOT / PACKAGES["front"]["folder"] / "src")  # pure Python: a path serves as an installation
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     pytest = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
     environment = {"PYTHONPATH": path, "MULTIGEMM_FALLBACK": "torch"}
     session.run(
-        "python", *pytest, "--device", "cuda", *suites, *session.posargs, env=environment, external=True
+        "python3", *pytest, "--device", "cuda", *suites, *session.posargs, env=environment, external=True
     )
 
 
