@@ -219,6 +219,7 @@ def tests(session: nox.Session) -> None:
     pip_install(session, "pytest", "hypothesis", "numpy")
     session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
     pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    # Paths are from the root; naming one replaces the suites. (As a value, write it --deselect=PATH.)
     chosen = [str(ROOT / a) if (ROOT / a.split("::")[0]).exists() else a for a in session.posargs]
     named = chosen != session.posargs
     codes = [0, 5] if session.posargs else [0]  # a selection may leave one of the two runs without a test
