@@ -56,9 +56,7 @@ def compile_library(path, source, *, soname=None, needs=(), flags=()):
 def backend_source(name, query, *, without=(), extra=""):
     """C text of a backend that computes nothing: the functions of the C ABI, and what it says of itself."""
     lines = [
-        f"int {function}_{name}(void) {{ return 0; }}"
-        for function in FUNCTIONS
-        if function not in without
+        f"int {function}_{name}(void) {{ return 0; }}" for function in FUNCTIONS if function not in without
     ]
     if "mg_query" not in without:
         answer = json.dumps(query if isinstance(query, str) else json.dumps(query))
@@ -66,7 +64,7 @@ def backend_source(name, query, *, without=(), extra=""):
     return "\n".join([extra, *lines, ""])
 
 
-def vendor_libraries(folder, major, tag, *, functions=(), flags=()):
+def vendor_libraries(folder, major, tag, *, functions=()):
     """Write libcublasLt.so.N and libcublas.so.N (which needs the first); each returns ``tag``."""
     folder = Path(folder)
     lt = compile_library(
@@ -80,7 +78,8 @@ def vendor_libraries(folder, major, tag, *, functions=(), flags=()):
         f'{more}const char *fake_lt_tag(void);\nconst char *fake_blas_tag(void) {{ return "{tag}"; }}',
         soname=f"libcublas.so.{major}",
         needs=[lt],
-        flags=flags,
+        # A RUNPATH of its own, as the loader then ignores the RPATH of the backend for cublasLt.
+        flags=["-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"],
     )
     return lt, blas
 
@@ -155,7 +154,9 @@ class Site:
         """Write the metadata that an installer leaves."""
         module = module or f"multigemm_{name}"
         folder = f"multigemm_{name}-{version}.dist-info"
-        self.write(f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: multigemm-{name}\nVersion: {version}\n")
+        self.write(
+            f"{folder}/METADATA", f"Metadata-Version: 2.1\nName: multigemm-{name}\nVersion: {version}\n"
+        )
         self.write(f"{folder}/entry_points.txt", f"[multigemm.backends]\n{name} = {module}\n")
         self.write(f"{folder}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n")
         self.write(f"{folder}/RECORD", "")
@@ -214,10 +215,11 @@ def real_torch(folder):
 
 def start(code, *paths, env=None, arguments=(), timeout=120):
     """Run code in a fresh interpreter that sees only ``paths``; returns the finished process."""
+    folders = [str(getattr(path, "folder", path)) for path in paths]
     clean = {
         "PATH": os.environ.get("PATH", ""),
-        "HOME": str(Path(paths[0])),
-        "PYTHONPATH": os.pathsep.join(str(getattr(path, "folder", path)) for path in paths),
+        "HOME": folders[0],
+        "PYTHONPATH": os.pathsep.join(folders),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         **(env or {}),
@@ -230,7 +232,7 @@ def start(code, *paths, env=None, arguments=(), timeout=120):
 
 def run(code, *paths, env=None, arguments=()):
     """Run code that calls ``show(...)`` once; returns the values shown. A failing process fails the test."""
-    done = start(code, *(getattr(path, "folder", path) for path in paths), env=env, arguments=arguments)
+    done = start(code, *paths, env=env, arguments=arguments)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == 1, done.stdout + done.stderr

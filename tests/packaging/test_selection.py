@@ -8,12 +8,13 @@ from multigemm._versions import parse_version, same_release, show
 
 FRONT = Front("0.1.0", 1, 1)
 KINDS = {"cpu": ("cpu", None), "cu12": ("cuda", 12), "cu13": ("cuda", 13), "rocm": ("rocm", 7)}
-CPU, CU12, CU13 = ("2.13.0+cpu", None, None), ("2.13.0", "12.8", None), ("2.13.0", "13.0", None)
+CPU = ("2.13.0+cpu", None, None)
+CU12, CU13 = ("2.13.0", "12.8", None), ("2.13.0", "13.0", None)
 HIP7, HIP10 = ("2.13.0", None, "7.14.60850-abc"), ("2.13.0", None, "10.0.1")
 
 
 def installed(text):
-    """``"cu13"``, ``"cu13@/other"`` (folder), ``"cu13 version=0.2.0 abi=2"``; ``broken`` and ``stale`` too."""
+    """Read ``"cu13"``, ``"cu13@/other"`` (its folder), ``"cu13 version=0.2.0 abi=2"``, ``"cu13 broken"``."""
     head, *options = text.split()
     name, _, folder = head.partition("@")
     folder = folder or f"/site/multigemm_{name}"
@@ -153,15 +154,18 @@ def test_the_table(device, torch, backends, env, outcome, on_failure, text):
     decision = select(device, Torch.of(*torch), candidates, FRONT, **env)
     assert decision.on_failure == on_failure
     if outcome is None:
-        assert decision.chosen is None and decision.failure is None
+        assert decision.chosen is None
+        assert decision.failure is None
     elif hasattr(errors, outcome):
         assert decision.chosen is None
         assert decision.failure.error is getattr(errors, outcome)
         assert text in f"{decision.failure.cause}\n{decision.failure.cure}"
-        assert decision.failure.cause and decision.failure.cure
+        assert decision.failure.cause
+        assert decision.failure.cure
     else:
         assert decision.failure is None
-        assert decision.chosen.name == outcome and decision.chosen.error is None
+        assert decision.chosen.name == outcome
+        assert decision.chosen.error is None
     if device in ("cpu", "cuda"):
         assert [v.candidate for v in decision.verdicts] == candidates
         assert all(v.reason for v in decision.verdicts)
@@ -219,12 +223,14 @@ def test_a_text_that_is_no_version_is_refused(text):
     ],
 )
 def test_what_counts_as_one_release(left, right, same):
-    assert same_release(left, right) is same and same_release(right, left) is same
+    assert same_release(left, right) is same
+    assert same_release(right, left) is same
 
 
 def test_rocm_versions_stay_whole():
     torch = Torch.of("2.13.0", None, "7.14.60850-abc")
-    assert torch.flavour.kind == "rocm" and torch.flavour.version == (7, 14, 60850)
+    assert torch.flavour.kind == "rocm"
+    assert torch.flavour.version == (7, 14, 60850)
     assert str(torch) == "PyTorch 2.13.0 (ROCm 7.14.60850)"
 
 
@@ -232,7 +238,8 @@ def test_remarks_on_the_environment_reach_the_decision():
     odd = select("cuda", Torch.of(*CU13), [], FRONT, fallback="yes")
     assert any("MULTIGEMM_FALLBACK=yes" in note for note in odd.notes)
     odd = select("cpu", Torch.of(*CPU), [installed("cpu")], FRONT, backend="cu14")
-    assert odd.chosen.name == "cpu" and any("MULTIGEMM_BACKEND=cu14" in note for note in odd.notes)
+    assert odd.chosen.name == "cpu"
+    assert any("MULTIGEMM_BACKEND=cu14" in note for note in odd.notes)
     plain = select("cpu", Torch.of(*CPU), [installed("cpu")], FRONT, backend="cu13")
     assert plain.notes == ()
 
@@ -246,7 +253,8 @@ def test_bad_calls_are_value_errors(kind):
 
 def test_backend_errors_are_import_errors_and_keep_their_steps():
     error = errors.AbiSkew("text", device_type="cuda", backend="cu13", steps=["one"])
-    assert isinstance(error, ImportError) and isinstance(error, errors.BackendError)
+    assert isinstance(error, ImportError)
+    assert isinstance(error, errors.BackendError)
     assert (error.device_type, error.backend, error.steps) == ("cuda", "cu13", ("one",))
 
 

@@ -14,9 +14,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from ._backend import Backend
 from ._errors import AbiSkew, BackendError, BrokenMetadata, LibraryMissing, SymbolMissing
 from ._selection import Candidate, Failure, Front, pip_install, reinstall_line
 
@@ -30,26 +30,6 @@ FUNCTIONS = (
     "mg_grouped_mm_wgrad",
     "mg_grouped_mm_wgrad_explain",
 )
-
-
-@dataclass(frozen=True)
-class Backend:
-    """An opened backend.
-
-    ``info`` is its backend.json, ``query`` what the loaded library says of itself, ``handle`` the library
-    for calls through ctypes. ``disabled`` names the features that are off, each with the reason: an older
-    vendor library lacks a function that the feature needs.
-    """
-
-    name: str
-    kind: str
-    version: str
-    folder: str
-    library: str
-    info: Mapping[str, Any] = field(repr=False)
-    query: Mapping[str, Any] = field(repr=False)
-    handle: ctypes.CDLL = field(repr=False, compare=False)
-    disabled: Mapping[str, str] = field(default_factory=dict)
 
 
 class OpeningError(Exception):
