@@ -1,0 +1,185 @@
+"""Timing calls side by side. The only file of the benchmark that knows device events and graphs.
+
+Calls are sampled in turns, one sample of each, the order rotated, so that a machine that becomes slower
+or faster meanwhile does so for all of them; the median of each is returned. A sample holds as many calls
+as fill a few milliseconds. On the CPU the clock is ``perf_counter``; on a GPU device events around the
+calls, or around replays of a graph of them, so that host time does not count where it can be hidden.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+Call = Callable[[], object]
+
+SAMPLE_S = 2e-3
+MIN_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Median milliseconds, the number of samples, and whether a graph was replayed."""
+
+    ms: float
+    samples: int
+    graphed: bool = False
+
+
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep what is freed, as the caching allocator of a GPU does; True if it obeys.
+
+    By default glibc maps a large output anew at every call, and the page faults take several times as
+    long as the product: every implementation would look alike. Known to glibc only.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of malloc.h
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, -1))
+
+
+class CPUTimer:
+    graphed = False
+
+    def prepare(self, call: Call) -> Call:
+        call()
+        return call
+
+    def seconds(self, call: Call, count: int) -> float:
+        """Of one call, the mean of ``count`` calls in a row."""
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return (time.perf_counter() - start) / count
+
+
+class DeviceTimer:
+    """For a device with streams and events."""
+
+    def __init__(self, device: torch.device, graph: bool) -> None:
+        self.device, self.graph, self.graphed = device, graph and device.type == "cuda", False
+
+    def prepare(self, call: Call) -> Call:
+        """A warmed-up call, or the replay of its graph where it can be captured."""
+        self.graphed = False
+        for _ in range(3):
+            call()
+        torch.accelerator.synchronize(self.device)
+        if not self.graph:
+            return call
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+        except RuntimeError:  # a call that synchronises cannot be captured
+            torch.accelerator.synchronize(self.device)
+            return call
+        graph.replay()
+        torch.accelerator.synchronize(self.device)
+        self.graphed = True
+        return graph.replay
+
+    def seconds(self, call: Call, count: int) -> float:
+        start = torch.Event(self.device, enable_timing=True)
+        end = torch.Event(self.device, enable_timing=True)
+        start.record()
+        for _ in range(count):
+            call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e-3 / count
+
+
+def timer(device: torch.device, graph: bool = False) -> CPUTimer | DeviceTimer:
+    return CPUTimer() if device.type == "cpu" else DeviceTimer(device, graph)
+
+
+def side_by_side(
+    device: torch.device,
+    calls: Mapping[str, Call],
+    repeats: int,
+    budget_s: float = float("inf"),
+    graph: bool = False,
+) -> dict[str, Timed]:
+    """Median time of each call, sampled in turns; at least 3 samples, then until the budget is spent."""
+    clock = timer(device, graph)
+    names = list(calls)
+    ready: dict[str, Call] = {}
+    graphed: dict[str, bool] = {}
+    counts: dict[str, int] = {}
+    for name in names:
+        ready[name] = clock.prepare(calls[name])
+        graphed[name] = clock.graphed
+        counts[name] = max(1, min(1000, int(SAMPLE_S / max(clock.seconds(ready[name], 1), 1e-7))))
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    begin = time.perf_counter()
+    for turn in range(repeats):
+        if turn >= MIN_REPEATS and time.perf_counter() - begin > budget_s:
+            break
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            samples[name].append(clock.seconds(ready[name], counts[name]))
+    return {
+        name: Timed(statistics.median(values) * 1e3, len(values), graphed[name])
+        for name, values in samples.items()
+    }
+
+
+def fastest(device: torch.device, calls: Mapping[str, Call]) -> str:
+    """The name of the fastest call, from a few samples: to choose between two ways to write a peer."""
+    times = side_by_side(device, calls, 3)
+    return min(times, key=lambda name: times[name].ms)
+
+
+def host_us(device: torch.device, call: Call, count: int = 200) -> float:
+    """Microseconds until the call returns to Python, not waiting for the device: the best of five rounds."""
+    for _ in range(10):
+        call()
+    rounds = []
+    for _ in range(5):
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        rounds.append((time.perf_counter() - start) / count)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return min(rounds) * 1e6
+
+
+def ceilings(device: torch.device, dtypes: list[torch.dtype]) -> tuple[dict[torch.dtype, float], float]:
+    """F by dtype in TFLOP/s from a dense product, and W in TB/s from a copy, reads and writes counted.
+
+    8192^3 and 2 GiB on a GPU; on the CPU 1536^3 (512^3 for the half precisions) and 256 MiB.
+    """
+    cpu = device.type == "cpu"
+    rates = {}
+    for dtype in dtypes:
+        n = 8192
+        if cpu:
+            n = 512 if dtype.itemsize == 2 else 1536
+        a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        rates[dtype] = 2 * n**3 / _best(device, partial(torch.mm, a, b, out=out)) * 1e-12
+    source = torch.ones(2**28 if cpu else 2**31, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    return rates, 2 * source.numel() / _best(device, lambda: target.copy_(source)) * 1e-12
+
+
+def _best(device: torch.device, call: Call) -> float:
+    clock = timer(device)
+    ready = clock.prepare(call)
+    return min(clock.seconds(ready, 1) for _ in range(7))
