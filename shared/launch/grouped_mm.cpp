@@ -34,6 +34,11 @@ void fold_batch(mg_grouped_mm_problem& p, Partition& groups) {
   groups.tallest *= batch;
 }
 
+double work(const mg_grouped_mm_problem& p) {
+  return static_cast<double>(p.rows) * static_cast<double>(p.batch) * static_cast<double>(p.inner) *
+         static_cast<double>(p.outer);
+}
+
 CallFacts facts_of(const mg_grouped_mm_problem& p, const Partition& groups, const Host& host) {
   int64_t extent = std::max({p.rows, p.inner, p.outer});
   for (int64_t stride : {p.x_stride[0], p.x_stride[2], p.w_stride[2], p.w_stride[3], p.out_stride[0], p.out_stride[2]})
@@ -77,7 +82,7 @@ void rows_simd(const mg_grouped_mm_problem& p, const Partition& groups, const Ho
 
 void run(const mg_grouped_mm_problem& given) {
   mg_grouped_mm_problem p = given;
-  const Host host(p.host);
+  const Host host(p.host, work(p));
   if (p.rows == 0 || p.batch == 0 || p.outer == 0) return;
   Partition groups = partition(p.groups, p.rows);
   fold_batch(p, groups);
@@ -119,7 +124,7 @@ extern "C" int32_t MG_NAME(mg_grouped_mm_explain)(const mg_grouped_mm_problem* p
     mg_grouped_mm_problem p = *problem;
     Partition groups = partition(p.groups, p.rows);
     fold_batch(p, groups);
-    const CallFacts facts = facts_of(p, groups, Host(p.host));
+    const CallFacts facts = facts_of(p, groups, Host(p.host, work(p)));
     copy_text(explain("grouped_mm", choose_rows(facts), facts, false), text, capacity, length);
   });
 }

@@ -29,6 +29,11 @@ void fold_batch(mg_grouped_mm_wgrad_problem& p, Partition& groups) {
   groups.tallest *= batch;
 }
 
+double work(const mg_grouped_mm_wgrad_problem& p) {
+  return static_cast<double>(p.rows) * static_cast<double>(p.batch) * static_cast<double>(p.inner) *
+         static_cast<double>(p.outer);
+}
+
 CallFacts facts_of(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, const Host& host) {
   int64_t extent = std::max({p.rows, p.inner, p.outer});
   for (int64_t stride :
@@ -72,7 +77,7 @@ void wgrad_simd(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, c
 
 void run(const mg_grouped_mm_wgrad_problem& given) {
   mg_grouped_mm_wgrad_problem p = given;
-  const Host host(p.host);
+  const Host host(p.host, work(p));
   if (p.groups.count == 0 || p.inner == 0 || p.outer == 0 || (p.batch == 0 && !p.sum_batch)) return;
   Partition groups = partition(p.groups, p.rows);
   fold_batch(p, groups);
@@ -116,7 +121,7 @@ extern "C" int32_t MG_NAME(mg_grouped_mm_wgrad_explain)(const mg_grouped_mm_wgra
     mg_grouped_mm_wgrad_problem p = *problem;
     Partition groups = partition(p.groups, p.rows);
     fold_batch(p, groups);
-    const CallFacts facts = facts_of(p, groups, Host(p.host));
+    const CallFacts facts = facts_of(p, groups, Host(p.host, work(p)));
     copy_text(explain("grouped_mm_wgrad", choose_wgrad(facts), facts, true), text, capacity, length);
   });
 }

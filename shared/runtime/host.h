@@ -11,9 +11,13 @@ namespace multigemm {
 
 class Host {
  public:
-  explicit Host(const mg_host* host) : host_(host) {}
+  // `work` is the call's number of multiply-adds. Below some microseconds of it one thread is faster than waking
+  // a second one, and very much faster where other processes keep the cores busy.
+  Host(const mg_host* host, double work) : host_(host), alone_(work < kWorkForThreads) {}
 
-  int64_t threads() const { return host_ && host_->parallel_for && host_->threads > 1 ? host_->threads : 1; }
+  int64_t threads() const {
+    return !alone_ && host_ && host_->parallel_for && host_->threads > 1 ? host_->threads : 1;
+  }
   bool has_matmul() const { return host_ && host_->matmul; }
 
   void matmul(const mg_matmul& product) const {
@@ -57,7 +61,10 @@ class Host {
   }
 
  private:
+  static constexpr double kWorkForThreads = 1 << 17;
+
   const mg_host* host_;
+  bool alone_;
 };
 
 // Memory of one call, given back at the end of the scope.

@@ -22,26 +22,34 @@ struct Panel {
   int vectors;
 };
 
-// y[R][Vectors] = x[R][K] w[K][Vectors] + bias: R x Vectors sums live in registers.
+// y[R][Vectors] = x[R][K] w[K][Vectors] + bias: R x Vectors sums live in registers. `ahead`, if not null, is laid out
+// like x and is read soon: rows are far apart in [N, B, K], where the hardware does not see what comes next.
 template <class A, int Bytes, int R, int Vectors>
 void rows_tile(const A* x, int64_t x_row, int64_t x_k, const A* w, int64_t w_row, int64_t inner, const A* bias, A* y,
-               int64_t y_row, bool past_cache) {
+               int64_t y_row, bool past_cache, const A* ahead) {
   using V = Vector<A, Bytes>;
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(A));
   typename V::type sum[R][Vectors];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < Vectors; ++v) sum[r][v] = typename V::type{};
-  for (int64_t k = 0; k < inner; ++k) {
-    typename V::type column[Vectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < Vectors; ++v) column[v] = V::load(w + v * V::lanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const A value = x[r * x_row];
+  for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < Vectors; ++v) sum[r][v] += value * column[v];
+    for (int v = 0; v < Vectors; ++v) sum[r][v] = typename V::type{};
+  for (int64_t k0 = 0; k0 < inner; k0 += kLine) {
+    if (ahead)
+      for (int r = 0; r < R; ++r) __builtin_prefetch(ahead + r * x_row + k0);
+    for (int64_t left = least(kLine, inner - k0); left > 0; --left) {
+      typename V::type column[Vectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) column[v] = V::load(w + v * V::lanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const A value = x[r * x_row];
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; ++v) sum[r][v] += value * column[v];
+      }
+      x += x_k;
+      w += w_row;
     }
-    x += x_k;
-    w += w_row;
   }
   if (bias)
     for (int r = 0; r < R; ++r)
@@ -56,7 +64,8 @@ void rows_tile(const A* x, int64_t x_row, int64_t x_k, const A* w, int64_t w_row
 }
 
 template <class A>
-using RowsTile = void (*)(const A*, int64_t, int64_t, const A*, int64_t, int64_t, const A*, A*, int64_t, bool);
+using RowsTile = void (*)(const A*, int64_t, int64_t, const A*, int64_t, int64_t, const A*, A*, int64_t, bool,
+                          const A*);
 
 template <class A, int Bytes, int R>
 inline RowsTile<A> rows_tile_of(int64_t rows, int vectors) {
@@ -145,14 +154,15 @@ void rows_block(const mg_grouped_mm_problem& p, const RowsTask& t, void* scratch
       const A* x_tile = xa.data + r0 * xa.row;
       for (int i = 0; i < count; ++i) {
         const Panel<A>& panel = panels[i];
+        const A* ahead = i == 0 && m0 == 0 && xa.column == 1 ? x_tile + kTileRows * xa.row : nullptr;
         const RowsTile<A> tile = rows_tile_of<A, Bytes, kTileRows>(height, panel.vectors);
         const A* bias_at = bias ? bias_row + panel.column : nullptr;
         if (out_in_place && panel.columns == panel.vectors * lanes) {
           A* y = reinterpret_cast<A*>(out) + r0 * p.out_stride[0] + m0 + panel.column;
-          tile(x_tile, xa.row, xa.column, panel.w, panel.w_row, inner, bias_at, y, p.out_stride[0], past_cache);
+          tile(x_tile, xa.row, xa.column, panel.w, panel.w_row, inner, bias_at, y, p.out_stride[0], past_cache, ahead);
         } else {
           const int64_t width = panel.vectors * lanes;
-          tile(x_tile, xa.row, xa.column, panel.w, panel.w_row, inner, bias_at, sums, width, false);
+          tile(x_tile, xa.row, xa.column, panel.w, panel.w_row, inner, bias_at, sums, width, false, ahead);
           for (int64_t r = 0; r < height; ++r)
             narrow_row(element(out, p.out_dtype, (r0 + r) * p.out_stride[0] + (m0 + panel.column) * p.out_stride[2]),
                        p.out_dtype, p.out_stride[2], sums + r * width, panel.columns);

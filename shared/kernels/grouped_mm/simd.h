@@ -129,19 +129,53 @@ struct Matrix {
   int64_t row, column;  // strides
 };
 
+inline void transpose(Vector<float, 16>::type (&v)[4]) {
+  typedef int32_t Order __attribute__((vector_size(16)));
+  const Order low{0, 4, 1, 5}, high{2, 6, 3, 7}, first{0, 1, 4, 5}, second{2, 3, 6, 7};
+  const auto a = __builtin_shuffle(v[0], v[1], low), b = __builtin_shuffle(v[2], v[3], low);
+  const auto c = __builtin_shuffle(v[0], v[1], high), d = __builtin_shuffle(v[2], v[3], high);
+  v[0] = __builtin_shuffle(a, b, first);
+  v[1] = __builtin_shuffle(a, b, second);
+  v[2] = __builtin_shuffle(c, d, first);
+  v[3] = __builtin_shuffle(c, d, second);
+}
+inline void transpose(Vector<double, 16>::type (&v)[2]) {
+  typedef int64_t Order __attribute__((vector_size(16)));
+  const auto a = v[0];
+  v[0] = __builtin_shuffle(a, v[1], Order{0, 2});
+  v[1] = __builtin_shuffle(a, v[1], Order{1, 3});
+}
+
 // dst[r][c] = src(r, c) for c < cols, zeros up to `width`; rows of dst are `width` apart.
 template <class T, class A>
 inline void pack(A* dst, int64_t width, const Matrix<T>& src, int64_t rows, int64_t cols) {
   if (src.row == 1 && src.column != 1) {
-    // Transposed source: read along its rows, a few of them at once, so that each cache line of it is read once.
-    constexpr int64_t kStrip = 64 / sizeof(A);
-    for (int64_t r0 = 0; r0 < rows; r0 += kStrip) {
-      const int64_t r1 = least(rows, r0 + kStrip);
-      for (int64_t c = 0; c < cols; ++c) {
-        const T* column = src.data + c * src.column;
-        for (int64_t r = r0; r < r1; ++r) dst[r * width + c] = widen(column[r]);
+    // Transposed source: read along its rows in squares of one short vector, so that nothing goes element by element.
+    using V = Vector<A, 16>;
+    constexpr int64_t side = V::lanes;
+    int64_t c = 0;
+    for (; c + side <= cols; c += side) {
+      int64_t r = 0;
+      for (; r + side <= rows; r += side) {
+        typename V::type square[side];
+        for (int64_t i = 0; i < side; ++i) {
+          const T* from = src.data + (c + i) * src.column + r;
+          if constexpr (sizeof(T) == sizeof(A)) {
+            square[i] = V::load(from);
+          } else {
+            A wide[side];
+            widen_row(wide, from, 1, side);
+            square[i] = V::load(wide);
+          }
+        }
+        transpose(square);
+        for (int64_t i = 0; i < side; ++i) V::store(dst + (r + i) * width + c, square[i]);
       }
+      for (; r < rows; ++r)
+        for (int64_t i = 0; i < side; ++i) dst[r * width + c + i] = widen(src.data[(c + i) * src.column + r]);
     }
+    for (; c < cols; ++c)
+      for (int64_t r = 0; r < rows; ++r) dst[r * width + c] = widen(src.data[c * src.column + r]);
   } else {
     for (int64_t r = 0; r < rows; ++r) widen_row(dst + r * width, src.data + r * src.row, src.column, cols);
   }

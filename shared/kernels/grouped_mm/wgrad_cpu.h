@@ -11,12 +11,13 @@
 namespace multigemm {
 namespace MG_LEVEL {
 
-constexpr int64_t kStripBytes = 16 * 1024;  // rows of gy taken at once, so that they stay in the first-level cache
+constexpr int64_t kStripBytes = 64 * 1024;  // rows of gy taken at once, so that they stay in the second-level cache
 
-// sum[R][Vectors] += x[rows][R]^T gy[rows][Vectors]
+// sum[R][Vectors] += x[rows][R]^T gy[rows][Vectors]. `ahead`, if not null, is laid out like gy and is read soon: rows are
+// far apart in [N, B, M], where the hardware does not see what comes next.
 template <class A, int Bytes, int R, int Vectors>
 void wgrad_tile(const A* x, int64_t x_row, int64_t x_k, const A* gy, int64_t gy_row, int64_t rows, A* sums,
-                int64_t sums_row) {
+                int64_t sums_row, const A* ahead) {
   using V = Vector<A, Bytes>;
   typename V::type sum[R][Vectors];
 #pragma GCC unroll 16
@@ -25,6 +26,10 @@ void wgrad_tile(const A* x, int64_t x_row, int64_t x_k, const A* gy, int64_t gy_
     for (int v = 0; v < Vectors; ++v) sum[r][v] = V::load(sums + r * sums_row + v * V::lanes);
   for (int64_t n = 0; n < rows; ++n) {
     typename V::type column[Vectors];
+    if (ahead) {
+      __builtin_prefetch(ahead);
+      ahead += gy_row;
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) column[v] = V::load(gy + v * V::lanes);
 #pragma GCC unroll 16
@@ -43,7 +48,7 @@ void wgrad_tile(const A* x, int64_t x_row, int64_t x_k, const A* gy, int64_t gy_
 }
 
 template <class A>
-using WgradTile = void (*)(const A*, int64_t, int64_t, const A*, int64_t, int64_t, A*, int64_t);
+using WgradTile = void (*)(const A*, int64_t, int64_t, const A*, int64_t, int64_t, A*, int64_t, const A*);
 
 template <class A, int Bytes, int R>
 inline WgradTile<A> wgrad_tile_of(int64_t height, int vectors) {
@@ -106,9 +111,12 @@ void wgrad_block(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t, void*
         const int vectors = left >= 2 * lanes ? 2 : 1;
         const A* gy_at = direct ? reinterpret_cast<const A*>(gy + m) : gy_strip + (m - packed_from);
         const int64_t gy_row = direct ? p.gy_stride[0] : width - packed_from;
+        const A* ahead = nullptr;
+        if (direct) ahead = m + 2 * lanes < packed_from ? gy_at + 2 * lanes : gy_at - m + strip * gy_row;
         for (int64_t k = 0; k < height; k += kTileRows)
           wgrad_tile_of<A, Bytes, kTileRows>(height - k, vectors)(xa.data + k * xa.column, xa.row, xa.column, gy_at,
-                                                                  gy_row, rows, sums_b + k * width + m, width);
+                                                                  gy_row, rows, sums_b + k * width + m, width,
+                                                                  k == 0 ? ahead : nullptr);
         m += vectors * lanes;
       }
     }

@@ -1,0 +1,242 @@
+"""Check native wheels: `python ci/audit.py WHEEL...`. A line for each finding; exit status 1 if there is any.
+
+What is checked is what users were hit by elsewhere: libraries grafted into a wheel, a RUNPATH that
+LD_LIBRARY_PATH beats, a Python symbol in a library that is to serve every Python, an unstable C++ symbol of
+torch, a newer torch needed than the metadata says.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.hash import GNUHashSection
+from elftools.elf.sections import SymbolTableSection
+
+# Of every backend; its own vendor libraries come from backend.json.
+SYSTEM = re.compile(
+    r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+|libtorch_cpu\.so"
+)
+FUNCTIONS = (
+    "mg_query",
+    "mg_last_error",
+    "mg_abi_sizes",
+    "mg_grouped_mm",
+    "mg_grouped_mm_explain",
+    "mg_grouped_mm_wgrad",
+    "mg_grouped_mm_wgrad_explain",
+)
+FIELDS = {
+    "protocol": int,
+    "abi": int,
+    "version": str,
+    "name": str,
+    "kind": str,
+    "min_torch": list,
+    "architectures": list,
+    "library": str,
+    "needed": list,
+    "optional_symbols": list,
+    "commit": str,
+}
+BUDGET = {"cpu": 4 << 20}  # bytes of the wheel; GPU wheels hold code for many architectures
+BUDGET_GPU = 200 << 20
+MIN_TORCH = [2, 10]
+# Shims that appeared after 2.10: naming one would silently raise the floor.
+NEWER_SHIMS = re.compile(
+    r"torch_(dtype_float8_e8m0fnu|dtype_float4_e2m1fn_x2|from_blob|tag_\w+|library_def_with_tags|exception_get_what\w*"
+    r"|library_set_python_module|(new|delete)_stable_ivalue|stream_native_handle|\w*generator\w*)"
+)
+# Not aoti_torch_device_type_cuda: that is a number, and libtorch_cpu.so has it.
+GPU = re.compile(r"(cu|hip)[A-Z]|(cublas|hipblas|rocblas)|(aoti_)?torch_(?!device_type)\w*cuda")
+UNSTABLE = re.compile(r"_ZNK?(St\w*)?(2at|3c10|5torch3jit)|_ZT[ISV]N?(2at|3c10)")
+
+
+class Library:
+    """The dynamic section and symbols of one ELF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.needed: list[str] = []
+        self.rpath: list[str] = []
+        self.runpath: list[str] = []
+        self.defined: set[str] = set()
+        self.undefined: set[str] = set()
+        with path.open("rb") as file:
+            elf = ELFFile(file)
+            self.machine = elf["e_machine"]
+            for section in elf.iter_sections():
+                if isinstance(section, DynamicSection):
+                    for tag in section.iter_tags():
+                        if tag.entry.d_tag == "DT_NEEDED":
+                            self.needed.append(tag.needed)
+                        elif tag.entry.d_tag == "DT_RPATH":
+                            self.rpath += tag.rpath.split(":")
+                        elif tag.entry.d_tag == "DT_RUNPATH":
+                            self.runpath += tag.runpath.split(":")
+                elif isinstance(section, SymbolTableSection) and section.name == ".dynsym":
+                    for symbol in section.iter_symbols():
+                        if symbol.name and symbol["st_info"]["bind"] != "STB_LOCAL":
+                            missing = symbol["st_shndx"] == "SHN_UNDEF"
+                            (self.undefined if missing else self.defined).add(symbol.name)
+
+
+def torch_library() -> Path | None:
+    """The libtorch_cpu.so of this environment; None without torch."""
+    found = util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    path = Path(found.origin).parent / "lib" / "libtorch_cpu.so"
+    return path if path.is_file() else None
+
+
+def lacking(path: Path, symbols: Iterable[str]) -> list[str]:
+    """Those symbols that a library does not define, by its hash table: torch's symbols are very many."""
+    with path.open("rb") as file:
+        tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, GNUHashSection)]
+        if not tables:
+            return list(symbols)
+        return [symbol for symbol in symbols if tables[0].get_symbol(symbol) is None]
+
+
+def audit_library(library: Library, info: dict[str, Any]) -> Iterator[str]:
+    """Findings about a backend's library, given its backend.json."""
+    name, kind = info["name"], info["kind"]
+    allowed = {entry["soname"] for entry in info["needed"]}
+    for soname in library.needed:
+        if soname not in allowed and not SYSTEM.fullmatch(soname):
+            yield f"NEEDED has {soname}, which is neither the system's nor in backend.json"
+    if "libtorch_cpu.so" not in library.needed:
+        yield "NEEDED lacks libtorch_cpu.so, so torch's symbols would not be found"
+    for entry in info["needed"]:
+        if entry["soname"] not in library.needed and not entry["optional"]:
+            yield f"backend.json needs {entry['soname']}, but the library does not"
+        if f"$ORIGIN/../../{entry['folder']}" not in library.rpath:
+            yield f"RPATH lacks $ORIGIN/../../{entry['folder']}, where {entry['soname']} is installed"
+    if library.runpath:
+        yield f"RUNPATH is {':'.join(library.runpath)}; it must be RPATH, which LD_LIBRARY_PATH does not beat"
+    if library.rpath[:1] != ["$ORIGIN"]:
+        yield "RPATH does not start with $ORIGIN"
+    for path in library.rpath:
+        if not path.startswith("$ORIGIN"):
+            yield f"RPATH has {path}, a folder of the machine that built it"
+    wanted = {f"{function}_{name}" for function in FUNCTIONS}
+    for symbol in sorted(wanted - library.defined):
+        yield f"does not export {symbol}"
+    for symbol in sorted(library.defined - wanted):
+        yield f"exports {symbol}, which is not in the C ABI"
+    for symbol in sorted(library.undefined):
+        if re.match(r"_?Py[A-Z_]", symbol):
+            yield f"needs the Python symbol {symbol}"
+        elif UNSTABLE.match(symbol):
+            yield f"needs the unstable symbol {symbol}"
+        elif NEWER_SHIMS.fullmatch(symbol):
+            yield f"needs {symbol}, which torch {'.'.join(map(str, MIN_TORCH))} lacks"
+        elif kind == "cpu" and GPU.match(symbol):
+            yield f"needs the GPU symbol {symbol}"
+    shims = {symbol for symbol in library.undefined if re.match(r"(aoti_)?torch_", symbol)}
+    if not shims:
+        yield "needs no shim of torch, so it registers nothing"
+    torch = torch_library()
+    for symbol in lacking(torch, sorted(shims)) if torch else ():
+        yield f"needs {symbol}, which the torch of this environment lacks"
+
+
+def audit_info(info: dict[str, Any], version: str) -> Iterator[str]:
+    """Findings about backend.json."""
+    for field, kind in FIELDS.items():
+        if not isinstance(info.get(field), kind):
+            yield f"backend.json: {field} is {info.get(field)!r}, not a {kind.__name__}"
+    if info.get("version") != version:
+        yield f"backend.json says version {info.get('version')}, the wheel {version}"
+    if info.get("min_torch") != MIN_TORCH:
+        yield f"backend.json: min_torch is {info.get('min_torch')}, not {MIN_TORCH}"
+    commit = info.get("commit")
+    if isinstance(commit, str) and not re.fullmatch(r"[0-9a-f]{40}|unknown", commit):
+        yield f"backend.json: commit is {commit!r}, neither a hash nor 'unknown'"
+
+
+def audit_record(wheel: zipfile.ZipFile, record: str) -> Iterator[str]:
+    """Findings about RECORD: every file there once, with its right hash."""
+    rows = list(csv.reader(io.StringIO(wheel.read(record).decode())))
+    listed = {row[0]: row[1] for row in rows}
+    if len(listed) != len(rows):
+        yield "RECORD lists a file twice"
+    files = {name for name in wheel.namelist() if not name.endswith("/")}
+    for name in sorted(files - set(listed)):
+        yield f"RECORD lacks {name}"
+    for name in sorted(set(listed) - files):
+        yield f"RECORD has {name}, which is not in the wheel"
+    for name in sorted(files & set(listed)):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest()).rstrip(b"=").decode()
+        if name != record and listed[name] != f"sha256={digest}":
+            yield f"RECORD has another hash for {name}"
+
+
+def audit_wheel(path: Path) -> Iterator[str]:
+    """Every finding about one wheel."""
+    parts = path.stem.split("-")
+    if len(parts) != 5 or parts[2:4] != ["py3", "none"] or not re.match(r"(many)?linux", parts[4]):
+        yield f"the file name's tag is {'-'.join(parts[2:])}, not py3-none-<linux or manylinux platform>"
+        return
+    package, version = parts[0], parts[1]
+    with zipfile.ZipFile(path) as wheel:
+        names = [name for name in wheel.namelist() if not name.endswith("/")]
+        tops = {name.split("/")[0] for name in names}
+        for top in sorted(tops - {package, f"{package}-{version}.dist-info"}):
+            yield f"holds {top}/: a backend owns its own folder only, and nothing may be grafted in"
+        tags = re.findall(r"^Tag: (.+)$", wheel.read(f"{package}-{version}.dist-info/WHEEL").decode(), re.M)
+        for tag in tags:
+            if not tag.startswith("py3-none-"):
+                yield f"WHEEL has the tag {tag}"
+        metadata = wheel.read(f"{package}-{version}.dist-info/METADATA").decode()
+        if re.search(r"^Requires-Dist: torch\b", metadata, re.M):
+            yield "requires torch, which could replace a user's build of it"
+        yield from audit_record(wheel, f"{package}-{version}.dist-info/RECORD")
+        if f"{package}/backend.json" not in names:
+            yield f"has no {package}/backend.json"
+            return
+        info = json.loads(wheel.read(f"{package}/backend.json"))
+        broken = list(audit_info(info, version))
+        yield from broken
+        if broken:
+            return
+        if package != f"multigemm_{info['name']}":
+            yield f"backend.json says name {info['name']}, the package is {package}"
+        budget = BUDGET.get(info["kind"], BUDGET_GPU)
+        if path.stat().st_size > budget:
+            yield f"has {path.stat().st_size} bytes, the budget is {budget}"
+        library = f"{package}/{info['library']}"
+        for name in names:
+            if re.search(r"\.so(\.\d+)*$", name) and name != library:
+                yield f"holds a second library, {name}"
+        if library not in names:
+            yield f"lacks {library}, which backend.json names"
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield from audit_library(Library(Path(wheel.extract(library, folder))), info)
+
+
+def main(paths: Iterable[str]) -> int:
+    findings = [f"{Path(path).name}: {finding}" for path in paths for finding in audit_wheel(Path(path))]
+    for finding in findings:
+        print(finding)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python ci/audit.py WHEEL...")
+    sys.exit(main(sys.argv[1:]))
