@@ -114,7 +114,7 @@ def _other_backends(device_type: str, found: _route.Route) -> dict[str, str]:
     reasons = {}
     for finding in _dispatch.findings():
         if found.backend is None or finding.folder != found.backend.folder:
-            reasons[finding.name] = finding.reason
+            reasons[finding.backend] = finding.reason or finding.verdict
     if not reasons and found.backend is None:
         reasons["backends"] = f"none is installed for {device_type}"
     return reasons
