@@ -123,6 +123,7 @@ child = os.fork()
 if child == 0:
     os.write(writer, repr(product()).encode())
     os._exit(0)
+os.close(writer)
 _, status = os.waitpid(child, 0)
 show(before=before, status=status, child=os.read(reader, 100).decode(), after=product())
 """
@@ -180,6 +181,7 @@ if child == 0:
     except ImportError as error:
         os.write(writer, str(error).encode())
     os._exit(0)
+os.close(writer)
 os.waitpid(child, 0)
 show(text=os.read(reader, 1000).decode(), parent=_dispatch.backend_for("cuda").name)
 """
