@@ -207,7 +207,8 @@ def audit(session: nox.Session, backend: str) -> None:
     if not can_build(backend):
         session.skip("no C++ compiler was found")
     wheel = build_wheel(session, backend)
-    pip_install(session, "twine", "packaging", "auditwheel", "pyelftools")
+    lend_torch(session)  # whose exported symbols the audit of a native wheel compares with
+    pip_install(session, "twine", "packaging", "pyelftools")
     session.run("twine", "check", "--strict", str(wheel))
     session.run("python", "ci/audit_front.py" if backend == "front" else "ci/audit.py", str(wheel))
 
@@ -216,7 +217,7 @@ def audit(session: nox.Session, backend: str) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite on built wheels: first the front alone, then with the native CPU wheel."""
     lend_torch(session)
-    pip_install(session, "pytest", "hypothesis", "numpy")
+    pip_install(session, "pytest", "hypothesis", "numpy", "pyelftools")
     session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
     pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     # Paths are from the root; naming one replaces the suites. (As a value, write it --deselect=PATH.)
@@ -224,7 +225,7 @@ def tests(session: nox.Session) -> None:
     named = chosen != session.posargs
     codes = [0, 5] if session.posargs else [0]  # a selection may leave one of the two runs without a test
     main_suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
-    install_ours(session, "front")
+    install_ours(session, "front", extras="[demo,bench]")
     session.run(*pytest, "--backend", "none", *([] if named else main_suites), *chosen, success_codes=codes)
     if not can_build("cpu"):
         session.warn("no C++ compiler was found: the suite did not run with the native wheel")
