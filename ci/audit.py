@@ -61,7 +61,7 @@ NEWER_SHIMS = re.compile(
     r"|library_set_python_module|(new|delete)_stable_ivalue|stream_native_handle|\w*generator\w*)"
 )
 # Not aoti_torch_device_type_cuda: that is a number, and libtorch_cpu.so has it.
-GPU = re.compile(r"(cu|hip)[A-Z]|(cublas|hipblas|rocblas)|(aoti_)?torch_(?!device_type)\w*cuda")
+GPU = re.compile(r"(cuda|cu|hip)[A-Z]|(cublas|hipblas|rocblas)|(aoti_)?torch_(?!device_type)\w*cuda")
 UNSTABLE = re.compile(r"_ZNK?(St\w*)?(2at|3c10|5torch3jit)|_ZT[ISV]N?(2at|3c10)")
 
 

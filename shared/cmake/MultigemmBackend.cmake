@@ -86,9 +86,9 @@ function(multigemm_add_backend)
   set(exports "${CMAKE_CURRENT_BINARY_DIR}/exports.map")
   file(WRITE "${exports}" "{ global: mg_*_${arg_NAME}; local: *; };\n")
   # RPATH, not RUNPATH: a toolkit on LD_LIBRARY_PATH must not come before the wheels the metadata asks for.
-  string(JOIN ":" rpath "$ORIGIN" ${arg_RPATH})
-  target_link_options(${target} PRIVATE "LINKER:--no-as-needed" "LINKER:--disable-new-dtags" "LINKER:-rpath,${rpath}"
-    "LINKER:--version-script=${exports}")
+  set_target_properties(${target} PROPERTIES SKIP_BUILD_RPATH OFF BUILD_WITH_INSTALL_RPATH ON
+    INSTALL_RPATH "$ORIGIN;${arg_RPATH}")
+  target_link_options(${target} PRIVATE "LINKER:--no-as-needed" "LINKER:--disable-new-dtags" "LINKER:--version-script=${exports}")
   target_link_libraries(${target} PRIVATE ${arg_NEEDED} stub_torch_cpu)
   install(TARGETS ${target} LIBRARY DESTINATION lib)
 

@@ -36,6 +36,11 @@ const KernelRow* asked(const CallFacts& facts) {
   throw Failure(MG_INTERNAL, "an implementation is missing from the table");
 }
 
+// Bytes of one [K, M] matrix in the type it is summed in.
+int64_t matrix_bytes(const CallFacts& facts) {
+  return facts.inner * facts.outer * dtype_bytes(facts.dtype == MG_FLOAT64 ? MG_FLOAT64 : MG_FLOAT32);
+}
+
 Choice best_product(const CallFacts& facts, const std::string& why) {
   for (Kernel kernel : {Kernel::torch, Kernel::blas})
     if (refusal(row_of(kernel), facts).empty()) return {&row_of(kernel), why};
@@ -50,20 +55,21 @@ std::string refusal(const KernelRow& row, const CallFacts& facts) {
   return "";
 }
 
-// The measurements behind both rules are in docs/kernels-cpu.md.
+// Both rules come from the table in docs/kernels-cpu.md.
 Choice choose_rows(const CallFacts& facts) {
   if (const KernelRow* row = asked(facts)) return {row, "asked for"};
-  const int64_t matrix_bytes =
-      facts.inner * facts.outer * dtype_bytes(facts.dtype == MG_FLOAT64 ? MG_FLOAT64 : MG_FLOAT32);
-  if (matrix_bytes <= 256 * 1024) return {&row_of(Kernel::simd), "one matrix of w stays in the second-level cache"};
+  const KernelRow* simd = &row_of(Kernel::simd);
+  if (matrix_bytes(facts) <= 256 * 1024) return {simd, "one matrix of w stays in the second-level cache"};
+  if (is_half(facts.dtype) && facts.inner <= 2048) return {simd, "two-byte operands are widened inside the kernel"};
+  if (facts.w_transposed && facts.inner <= 1024) return {simd, "w is transposed, and its packed columns fit the cache"};
   return best_product(facts, "one matrix of w is larger than the second-level cache");
 }
 
 Choice choose_wgrad(const CallFacts& facts) {
   if (const KernelRow* row = asked(facts)) return {row, "asked for"};
-  const int64_t matrix_bytes =
-      facts.inner * facts.outer * dtype_bytes(facts.dtype == MG_FLOAT64 ? MG_FLOAT64 : MG_FLOAT32);
-  if (matrix_bytes <= 256 * 1024) return {&row_of(Kernel::simd), "one matrix of sums stays in the second-level cache"};
+  const KernelRow* simd = &row_of(Kernel::simd);
+  if (matrix_bytes(facts) <= 128 * 1024) return {simd, "one matrix of sums stays in the second-level cache"};
+  if (is_half(facts.dtype)) return {simd, "two-byte operands are widened inside the kernel"};
   return best_product(facts, "one matrix of sums is larger than the second-level cache");
 }
 

@@ -14,6 +14,7 @@ struct CallFacts {
   int64_t present;              // groups with rows
   int64_t largest_extent;       // the largest size or stride of any operand
   int32_t dtype, implementation;
+  bool w_transposed;  // unit K stride of w; false for wgrad
   bool has_host_matmul;
 };
 

@@ -43,9 +43,12 @@ CallFacts facts_of(const mg_grouped_mm_problem& p, const Partition& groups, cons
   int64_t extent = std::max({p.rows, p.inner, p.outer});
   for (int64_t stride : {p.x_stride[0], p.x_stride[2], p.w_stride[2], p.w_stride[3], p.out_stride[0], p.out_stride[2]})
     extent = std::max(extent, stride < 0 ? -stride : stride);
-  return {
-      p.batch, p.inner, p.outer,          groups.used,      groups.tallest, static_cast<int64_t>(groups.blocks.size()),
-      extent,  p.dtype, p.implementation, host.has_matmul()};
+  return {p.batch,          p.inner,
+          p.outer,          groups.used,
+          groups.tallest,   static_cast<int64_t>(groups.blocks.size()),
+          extent,           p.dtype,
+          p.implementation, p.w_stride[2] == 1 && p.w_stride[3] != 1,
+          host.has_matmul()};
 }
 
 void rows_simd(const mg_grouped_mm_problem& p, const Partition& groups, const Host& host) {

@@ -39,9 +39,8 @@ CallFacts facts_of(const mg_grouped_mm_wgrad_problem& p, const Partition& groups
   for (int64_t stride :
        {p.x_stride[0], p.x_stride[2], p.gy_stride[0], p.gy_stride[2], p.out_stride[2], p.out_stride[3]})
     extent = std::max(extent, stride < 0 ? -stride : stride);
-  return {
-      p.batch, p.inner, p.outer,          groups.used,      groups.tallest, static_cast<int64_t>(groups.blocks.size()),
-      extent,  p.dtype, p.implementation, host.has_matmul()};
+  return {p.batch, p.inner, p.outer,          groups.used, groups.tallest,   static_cast<int64_t>(groups.blocks.size()),
+          extent,  p.dtype, p.implementation, false,       host.has_matmul()};
 }
 
 void wgrad_simd(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, const Host& host) {

@@ -35,7 +35,7 @@ MG_DEVICE int64_t next_end(int64_t before, int64_t value, bool offsets, int64_t 
   return value < rows - before ? before + value : rows;
 }
 
-MG_KERNEL inline void group_scan(GroupScan a) {
+MG_KERNEL static void group_scan(GroupScan a) {
   MG_SHARED int64_t partial[kScanThreads + 1];
   const int t = static_cast<int>(threadIdx.x);
   const int64_t count = a.groups.count, share = (count + kScanThreads - 1) / kScanThreads;

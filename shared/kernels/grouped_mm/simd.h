@@ -177,7 +177,11 @@ inline void pack(A* dst, int64_t width, const Matrix<T>& src, int64_t rows, int6
     for (; c < cols; ++c)
       for (int64_t r = 0; r < rows; ++r) dst[r * width + c] = widen(src.data[c * src.column + r]);
   } else {
-    for (int64_t r = 0; r < rows; ++r) widen_row(dst + r * width, src.data + r * src.row, src.column, cols);
+    // A few columns of a wide matrix: each row is a line of its own, too far from the last for the hardware to foresee.
+    for (int64_t r = 0; r < rows; ++r) {
+      __builtin_prefetch(src.data + (r + 16) * src.row);
+      widen_row(dst + r * width, src.data + r * src.row, src.column, cols);
+    }
   }
   if (cols < width)
     for (int64_t r = 0; r < rows; ++r)

@@ -13,8 +13,8 @@ namespace MG_LEVEL {
 
 constexpr int64_t kStripBytes = 64 * 1024;  // rows of gy taken at once, so that they stay in the second-level cache
 
-// sum[R][Vectors] += x[rows][R]^T gy[rows][Vectors]. `ahead`, if not null, is laid out like gy and is read soon: rows are
-// far apart in [N, B, M], where the hardware does not see what comes next.
+// sum[R][Vectors] += x[rows][R]^T gy[rows][Vectors]. `ahead`, if not null, is laid out like gy and is read soon: rows
+// are far apart in [N, B, M], where the hardware does not see what comes next.
 template <class A, int Bytes, int R, int Vectors>
 void wgrad_tile(const A* x, int64_t x_row, int64_t x_k, const A* gy, int64_t gy_row, int64_t rows, A* sums,
                 int64_t sums_row, const A* ahead) {
