@@ -106,7 +106,7 @@ def no_backend(op: str, name: str, device_type: str) -> NotInstalled:
     return NotInstalled(
         f"{op}: implementation {name!r} needs a native backend and none serves {device_type!r} here; "
         f'install one, for example python -m pip install "multigemm[cpu]", or use "reference". '
-        f"`multigemm doctor` shows what was found.",
+        f"`multigemm doctor` shows what was found and why it was refused.",
         device_type=device_type,
     )
 

@@ -192,6 +192,6 @@ LIB.impl("grouped_mm_out", _out_kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm", _GroupedMM.run, "Autograd")
 torch.library.register_fake("multigemm::grouped_mm", _fake, lib=LIB)
 torch.library.register_vmap("multigemm::grouped_mm", _vmap.grouped_mm, lib=LIB)
-torch.library.register_fake("multigemm::grouped_mm_out", _fake_out, lib=LIB)
+LIB.impl("grouped_mm_out", _fake_out, "Meta")  # no result whose device is to be told: register_fake is not needed
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl("grouped_mm", _autocast.rule(torch.ops.multigemm.grouped_mm.default, _device_type, _key), _key)

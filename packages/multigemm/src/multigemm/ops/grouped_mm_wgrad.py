@@ -190,7 +190,7 @@ LIB.impl("grouped_mm_wgrad_out", _out_kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_wgrad", _GroupedMMWgrad.run, "Autograd")
 torch.library.register_fake("multigemm::grouped_mm_wgrad", _fake, lib=LIB)
 torch.library.register_vmap("multigemm::grouped_mm_wgrad", _vmap.grouped_mm_wgrad, lib=LIB)
-torch.library.register_fake("multigemm::grouped_mm_wgrad_out", _fake_out, lib=LIB)
+LIB.impl("grouped_mm_wgrad_out", _fake_out, "Meta")  # no result whose device is to be told: register_fake is not needed
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl(
         "grouped_mm_wgrad", _autocast.rule(torch.ops.multigemm.grouped_mm_wgrad.default, _device_type, _key), _key
