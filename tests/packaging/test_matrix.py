@@ -1,0 +1,34 @@
+"""ci/matrix.toml tells users what a backend is: the installed wheels have to say the same."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def matrix():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "ci" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.read_matrix()["backend"], module.read_version()
+
+
+BACKENDS, VERSION = matrix()
+
+
+@pytest.mark.parametrize("row", BACKENDS, ids=[row["name"] for row in BACKENDS])
+def test_the_wheel_is_what_the_matrix_says(row):
+    wheel = pytest.importorskip(row["import_name"], reason=f"{row['distribution']} is not installed")
+    told = wheel.describe()
+    assert told["version"] == VERSION
+    assert {key: told[key] for key in ("name", "kind", "architectures", "min_torch")} == {
+        key: row[key] for key in ("name", "kind", "architectures", "min_torch")
+    }
+    assert Path(told["folder"]).parent != ROOT / Path(row["folder"]) / "src", "not the installed wheel"
+
+
+def test_a_backend_is_listed_when_it_exists_and_only_then():
+    folders = {f"packages/{p.name}" for p in (ROOT / "packages").iterdir() if (p / "pyproject.toml").exists()}
+    assert folders == {row["folder"] for row in BACKENDS} | {"packages/multigemm"}
