@@ -210,10 +210,10 @@ def test_autocast(dtype: torch.dtype, device: torch.device) -> None:
 
 
 def test_fake_and_meta(xw) -> None:
-    x, w = xw
+    x, w = (t.cpu() for t in xw)
     sizes = torch.tensor(SIZES)
     with FakeTensorMode() as mode:
-        y = multigemm.grouped_mm(*(mode.from_tensor(t.cpu()) for t in (x, w, sizes)), out_dtype=torch.float32)
+        y = multigemm.grouped_mm(*(mode.from_tensor(t) for t in (x, w, sizes)), out_dtype=torch.float32)
         assert (y.shape, y.dtype, y.device.type) == ((7, 4), torch.float32, "cpu")
     meta = multigemm.grouped_mm_wgrad(x.to("meta"), torch.empty(7, 6, dtype=x.dtype, device="meta"), sizes)
     assert (meta.shape, meta.device.type) == ((3, 3, 6), "meta")

@@ -1,4 +1,5 @@
-"""What the CPU backend of multigemm is: data only. The front opens the library."""
+"""What the CPU backend of multigemm is: data only. The front opens the library, whose launchers (grouped_mm,
+grouped_mm_wgrad) take the call from there."""
 
 from __future__ import annotations
 

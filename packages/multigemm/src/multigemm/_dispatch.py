@@ -1,5 +1,7 @@
 """Device type -> backend: decided and opened on first need, remembered per device type.
 
+The second stop of a call of ``grouped_mm``; the third is the backend's loader, such as multigemm_cpu.
+
 A failure is remembered as well, as a value with every step that was tried, so that the second call shows
 the same cause as the first. Nothing of ``torch.cuda`` is touched: the tensors that make us look have
 initialised their device already, and CPU calls must not.
