@@ -10,8 +10,7 @@ import contextvars
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +25,7 @@ GROUP = "multigemm.implementations"
 _pinned: contextvars.ContextVar[str] = contextvars.ContextVar("multigemm_implementation", default="")
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """An implementation's name ("" is the default) and what named it."""
 
     name: str

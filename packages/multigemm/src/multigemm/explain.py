@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,8 +11,7 @@ from ._errors import OptionError, ShapeError
 from .ops import _route
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """What a call takes. ``str()`` of it is text for people, ``as_dict()`` is data."""
 
     operator: str
@@ -26,12 +24,12 @@ class Explanation:
     """What asked for it: "argument", "context", "environment", "property" or "default"."""
     kernel: str
     """The kernel that a backend takes, or the torch call of the reference."""
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str]
     """Why each other backend, kernel or implementation is not taken."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
     def __str__(self) -> str:
         lines = [

@@ -36,6 +36,21 @@ AUTOCAST_KEYS = {
 
 
 
+def register_fake(operator: str, function: Callable[..., Any]) -> None:
+    """``torch.library.register_fake`` without its search for the caller's source file and module.
+
+    The search takes longer than the whole rest of this package's import; the public call is what remains
+    should torch move its registry.
+    """
+    try:
+        entry = torch._library.simple_registry.singleton.find(f"multigemm::{operator}")
+        handle = entry.fake_impl.register(function, __name__, lib=LIB, allow_override=False)
+    except (AttributeError, TypeError):
+        torch.library.register_fake(f"multigemm::{operator}", function, lib=LIB)
+    else:
+        LIB._registration_handles.append(handle)
+
+
 def grad_needed(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 

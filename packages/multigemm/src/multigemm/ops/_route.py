@@ -6,7 +6,7 @@ The same function serves both operators, so a derivative is routed as the produc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +14,7 @@ from .. import _choice, _dispatch, _reference
 from .._dispatch import Backend
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """Where a call goes: ``kind`` is "reference", "backend" or "third party"."""
 
     kind: str

@@ -18,7 +18,7 @@ import torch
 from .. import _checks, _choice, _groups
 from .._errors import OptionError
 from . import _autocast, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed
+from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
 
 LIB.define(
     "grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, Tensor? bias, "
@@ -190,8 +190,8 @@ class _GroupedMM(Function):
 LIB.impl("grouped_mm", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_out", _out_kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm", _GroupedMM.run, "Autograd")
-torch.library.register_fake("multigemm::grouped_mm", _fake, lib=LIB)
+register_fake("grouped_mm", _fake)
 torch.library.register_vmap("multigemm::grouped_mm", _vmap.grouped_mm, lib=LIB)
-LIB.impl("grouped_mm_out", _fake_out, "Meta")  # no result whose device is to be told: register_fake is not needed
+LIB.impl("grouped_mm_out", _fake_out, "Meta")  # no result: no device to tell
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl("grouped_mm", _autocast.rule(torch.ops.multigemm.grouped_mm.default, _device_type, _key), _key)

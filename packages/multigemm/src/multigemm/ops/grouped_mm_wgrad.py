@@ -17,7 +17,7 @@ import torch
 from .. import _checks, _choice, _groups
 from .._errors import OptionError, ShapeError
 from . import _autocast, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed
+from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
 
 LIB.define(
     "grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, "
@@ -188,9 +188,9 @@ class _GroupedMMWgrad(Function):
 LIB.impl("grouped_mm_wgrad", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_wgrad_out", _out_kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_wgrad", _GroupedMMWgrad.run, "Autograd")
-torch.library.register_fake("multigemm::grouped_mm_wgrad", _fake, lib=LIB)
+register_fake("grouped_mm_wgrad", _fake)
 torch.library.register_vmap("multigemm::grouped_mm_wgrad", _vmap.grouped_mm_wgrad, lib=LIB)
-LIB.impl("grouped_mm_wgrad_out", _fake_out, "Meta")  # no result whose device is to be told: register_fake is not needed
+LIB.impl("grouped_mm_wgrad_out", _fake_out, "Meta")  # no result: no device to tell
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl(
         "grouped_mm_wgrad", _autocast.rule(torch.ops.multigemm.grouped_mm_wgrad.default, _device_type, _key), _key

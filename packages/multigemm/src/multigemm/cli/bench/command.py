@@ -145,6 +145,8 @@ def collect(
                 faults.append(f"{case.name}, {kind}, {op}, {name}: {error}")
             else:
                 _add(outcome, found, faults)
+            if options.json is not None:  # after each row, so that an interrupted run is not lost
+                outcome.write(options.json)
             progress.advance(task)
     outcome.versions = results.versions()  # a backend counts as opened only now
     return outcome, faults
