@@ -214,6 +214,25 @@ inline void narrow_row(void* dst, int32_t dtype, int64_t stride, const A* src, i
   }
 }
 
+// Rows this far apart (in bytes) fall into the same few sets of the first two cache levels and evict each other.
+inline bool rows_collide(int64_t stride_bytes) { return stride_bytes != 0 && stride_bytes % 4096 == 0; }
+
+// dst[r] = row r of src, rows of dst `width` apart, and the lines of the `rows` rows after them on their way.
+template <class A>
+inline void copy_rows(A* dst, int64_t width, const Matrix<A>& src, int64_t rows, int64_t cols) {
+  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(A));
+  for (int64_t r = 0; r < rows; ++r) {
+    const A* from = src.data + r * src.row;
+    for (int64_t c = 0; c < cols; c += line) {
+      __builtin_prefetch(from + rows * src.row + c);
+      if (c + line <= cols)
+        __builtin_memcpy(dst + r * width + c, from + c, 64);
+      else
+        for (int64_t i = c; i < cols; ++i) dst[r * width + i] = from[i];
+    }
+  }
+}
+
 inline char* element(void* data, int32_t dtype, int64_t index) {
   return static_cast<char*>(data) + index * (dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2);
 }

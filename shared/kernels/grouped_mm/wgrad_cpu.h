@@ -11,7 +11,7 @@
 namespace multigemm {
 namespace MG_LEVEL {
 
-constexpr int64_t kStripBytes = 64 * 1024;  // rows of gy taken at once, so that they stay in the second-level cache
+constexpr int64_t kStripBytes = 24 * 1024;  // rows of gy taken at once, so that they stay in the second-level cache
 
 // sum[R][Vectors] += x[rows][R]^T gy[rows][Vectors]. `ahead`, if not null, is laid out like gy and is read soon: rows
 // are far apart in [N, B, M], where the hardware does not see what comes next.
@@ -88,7 +88,10 @@ void wgrad_block(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t, void*
   A* x_strip = gy_strip + strip * width;
   memset(sums, 0, static_cast<size_t>(batches * height * width) * sizeof(A));
 
-  const bool gy_in_place = sizeof(T) == sizeof(A) && p.gy_stride[2] == 1;
+  const bool x_collides = p.x_stride[2] == 1 && rows_collide(p.x_stride[0] * static_cast<int64_t>(sizeof(T)));
+  const bool gy_collides = rows_collide(p.gy_stride[0] * static_cast<int64_t>(sizeof(T)));
+  const bool gy_unit = sizeof(T) == sizeof(A) && p.gy_stride[2] == 1, gy_copied = gy_unit && gy_collides;
+  const bool gy_in_place = gy_unit && !gy_collides;
   for (int64_t n0 = t.begin; n0 < t.end; n0 += strip) {
     const int64_t rows = least(strip, t.end - n0);
     for (int64_t b = t.b0; b < t.b1; ++b) {
@@ -97,11 +100,15 @@ void wgrad_block(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t, void*
       Matrix<A> xa{x_strip, height, 1};
       if constexpr (sizeof(T) == 2)
         pack(x_strip, height, Matrix<T>{x, p.x_stride[0], p.x_stride[2]}, rows, height);
+      else if (x_collides)
+        copy_rows(x_strip, height, Matrix<A>{x, p.x_stride[0], 1}, rows, height);
       else
         xa = {x, p.x_stride[0], p.x_stride[2]};
       // In place except for the columns that don't fill a vector.
       const int64_t packed_from = gy_in_place ? whole : 0;
-      if (packed_from < columns)
+      if constexpr (sizeof(T) == sizeof(A))
+        if (gy_copied && whole == columns) copy_rows(gy_strip, width, Matrix<A>{gy, p.gy_stride[0], 1}, rows, columns);
+      if (packed_from < columns && !(gy_copied && whole == columns))
         pack(gy_strip, width - packed_from,
              Matrix<T>{gy + packed_from * p.gy_stride[2], p.gy_stride[0], p.gy_stride[2]}, rows, columns - packed_from);
       A* sums_b = sums + (p.sum_batch ? 0 : b - t.b0) * height * width;
