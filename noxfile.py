@@ -257,7 +257,8 @@ def install_for_use(session: nox.Session, extras: str) -> None:
 def demo(session: nox.Session) -> None:
     """Install the wheels and run `multigemm demo` with the arguments after `--`."""
     install_for_use(session, "[demo]")
-    session.run("multigemm", "demo", *session.posargs)
+    plot = [] if "--out" in session.posargs else ["--out", str(ROOT / "build" / "demo")]
+    session.run("multigemm", "demo", *plot, *session.posargs)
 
 
 @nox.session
