@@ -76,7 +76,7 @@ def header(results: Results) -> list[str]:
     machine, versions, ceilings = results.machine, results.versions, results.ceilings
     where = machine.get("gpu") or machine.get("name")
     if machine.get("threads"):
-        where = f"{where}, {machine['threads']} threads, {machine.get('instructions')}"
+        where = f"{where}, threads: {machine['threads']}, {machine.get('instructions')}"
     rates = ", ".join(f"{name} {rate:.4g} TFLOP/s" for name, rate in ceilings["tflops"].items())
     backends = ", ".join(f"{k} {v}" for k, v in versions.items() if k.startswith("backend")) or "no backend"
     return [
