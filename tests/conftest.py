@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         default=None,
-        help="native backend that must be there (cpu ...), or 'none': the front alone; default: what is installed",
+        help="native backend that must be there, or 'none' (the front alone); default: what is installed",
     )
 
 
@@ -25,7 +25,9 @@ def _implementations(config: pytest.Config) -> list[str]:
     """What can be pinned here; "" is the default choice, as a user gets it."""
     device = torch.device(config.getoption("--device"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a GPU without a backend falls back with one warning, which is tested elsewhere
+        warnings.simplefilter(
+            "ignore"
+        )  # a GPU without a backend falls back with one warning, which is tested elsewhere
         backend = _dispatch.backend_for(device.type)
     wanted = config.getoption("--backend")
     if wanted is not None and (backend.name if backend else "none") != wanted:
@@ -57,7 +59,9 @@ def poisoned() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
-    assert torch.ones(1).new_empty(4).isnan().all(), "the poison does not work, so the test would prove nothing"
+    assert torch.ones(1).new_empty(4).isnan().all(), (
+        "the poison does not work, so the test would prove nothing"
+    )
     yield
     torch.use_deterministic_algorithms(before[0])
     torch.utils.deterministic.fill_uninitialized_memory = before[1]

@@ -6,7 +6,12 @@ import torch
 
 # Unit roundoff of a dtype: the tolerance is  4 * roundoff * sqrt(length of the sum + 1)  times the size of
 # the terms, for every test and implementation alike.
-ROUNDOFF = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+ROUNDOFF = {
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
 DTYPES = tuple(ROUNDOFF)
 
 
@@ -32,7 +37,11 @@ def labels(groups: list[int], offsets: bool, rows: int) -> list[int]:
 
 
 def grouped_mm(
-    x: torch.Tensor, w: torch.Tensor, groups: list[int], offsets: bool = False, bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    w: torch.Tensor,
+    groups: list[int],
+    offsets: bool = False,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x, w = x.detach().cpu().double(), w.detach().cpu().double()
     y = torch.zeros(*x.shape[:-1], w.shape[-1], dtype=torch.float64)

@@ -74,7 +74,5 @@ def test_inner_size_of_zero_gives_zeros_or_the_bias(pinned: str, device: torch.d
 
 def test_out_is_written_whole(pinned: str, device: torch.device) -> None:
     out = torch.full((6, 3), float("nan"), device=device)
-    multigemm.grouped_mm(
-        torch.ones(6, 2, device=device), torch.ones(2, 2, 3, device=device), [1, 2], out=out
-    )
+    multigemm.grouped_mm(torch.ones(6, 2, device=device), torch.ones(2, 2, 3, device=device), [1, 2], out=out)
     assert torch.equal(out, torch.tensor([2.0, 2, 2, 0, 0, 0], device=device)[:, None].expand(6, 3))

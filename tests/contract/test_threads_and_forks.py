@@ -54,7 +54,9 @@ def test_a_forked_child_computes(implementation: str) -> None:
     name = implementation or None
     x, w, sizes = torch.randn(40, 3, 7), torch.randn(5, 3, 7, 6), [9, 0, 20, 1, 8]
 
-    def products() -> tuple[torch.Tensor, torch.Tensor]:  # no autograd: torch refuses it in a child of a CUDA process
+    def products() -> tuple[
+        torch.Tensor, torch.Tensor
+    ]:  # no autograd: torch refuses it in a child of a CUDA process
         y = multigemm.grouped_mm(x, w, sizes, implementation=name)
         return y, multigemm.grouped_mm_wgrad(x, y, sizes, implementation=name)
 

@@ -41,7 +41,9 @@ def test_w(pinned: str, device: torch.device) -> None:
     s = torch.tensor([2, 0, 3, 3], device=device)
     torch.testing.assert_close(multigemm.grouped_mm(x, w, s), multigemm.grouped_mm(x, w.contiguous(), s))
     gy = torch.randn(8, 5, device=device).half()
-    torch.testing.assert_close(multigemm.grouped_mm(gy, w.mT, s), multigemm.grouped_mm(gy, w.mT.contiguous(), s))
+    torch.testing.assert_close(
+        multigemm.grouped_mm(gy, w.mT, s), multigemm.grouped_mm(gy, w.mT.contiguous(), s)
+    )
 
 
 def test_y_and_dw(pinned: str, device: torch.device) -> None:

@@ -91,7 +91,9 @@ def test_unknown_names() -> None:
 
 def test_unknown_name_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MULTIGEMM_IMPLEMENTATION", "fast")
-    with pytest.raises(errors.OptionError, match="MULTIGEMM_IMPLEMENTATION: there is no implementation 'fast'"):
+    with pytest.raises(
+        errors.OptionError, match="MULTIGEMM_IMPLEMENTATION: there is no implementation 'fast'"
+    ):
         multigemm.grouped_mm(X, W, SIZES)
 
 
@@ -99,7 +101,9 @@ def test_native_without_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     from multigemm import _dispatch
 
     monkeypatch.setattr(_dispatch, "backend_for", lambda device_type: None)
-    with pytest.raises(errors.NotInstalled, match=r"implementation 'blas' needs a native backend.*multigemm\[cpu\]"):
+    with pytest.raises(
+        errors.NotInstalled, match=r"implementation 'blas' needs a native backend.*multigemm\[cpu\]"
+    ):
         multigemm.grouped_mm(X, W, SIZES, implementation="blas")
     assert issubclass(errors.NotInstalled, ImportError)
     torch.testing.assert_close(
@@ -145,7 +149,11 @@ def plugin(tmp_path: Path) -> dict[str, str]:
 
 def run(code: str, environment: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

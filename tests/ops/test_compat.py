@@ -34,7 +34,9 @@ def test_as_torch(form: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(ours, theirs, **tolerance)
     gradient = torch.randn_like(ours)
     for mine, other in zip(
-        torch.autograd.grad(ours, (a, b), gradient), torch.autograd.grad(theirs, (a, b), gradient), strict=True
+        torch.autograd.grad(ours, (a, b), gradient),
+        torch.autograd.grad(theirs, (a, b), gradient),
+        strict=True,
     ):
         torch.testing.assert_close(mine, other, **tolerance)
 
@@ -53,7 +55,8 @@ def test_fp64_to_second_order(form: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "bias"), [("2x3", (32,)), ("2x3", (3, 32)), ("3x3", (3, 32)), ("2x2", (3, 32)), ("2x2", (32,)), ("3x2", (24,))]
+    ("form", "bias"),
+    [("2x3", (32,)), ("2x3", (3, 32)), ("3x3", (3, 32)), ("2x2", (3, 32)), ("2x2", (32,)), ("3x2", (24,))],
 )
 def test_bias_and_out_dtype(form: str, bias: tuple[int, ...]) -> None:
     a, b, offs = operands(form, torch.bfloat16)
@@ -96,7 +99,9 @@ def test_refused() -> None:
         grouped_mm(torch.zeros(3, 2, 4), b, offs=OFFS)
     with pytest.raises(errors.ShapeError, match="must be 2-D or 3-D, got 1-D and 3-D"):
         grouped_mm(torch.zeros(4), b, offs=OFFS)
-    with pytest.raises(errors.ShapeError, match=r"the inner sizes must agree, got mat_a \[6, 4\] and mat_b \[5, 4\]"):
+    with pytest.raises(
+        errors.ShapeError, match=r"the inner sizes must agree, got mat_a \[6, 4\] and mat_b \[5, 4\]"
+    ):
         grouped_mm(a, torch.zeros(5, 4), offs=OFFS)
     with pytest.raises(errors.ShapeError, match="must have the same first size"):
         grouped_mm(torch.zeros(2, 2, 4), b)

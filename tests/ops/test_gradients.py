@@ -34,7 +34,9 @@ CASES = [(None, False), (2, False), (2, True), (1, True)]
 
 
 @pytest.mark.parametrize(("batch", "shared"), CASES)
-def test_grouped_mm_to_third_order(batch: int | None, shared: bool, pinned: str, device: torch.device) -> None:
+def test_grouped_mm_to_third_order(
+    batch: int | None, shared: bool, pinned: str, device: torch.device
+) -> None:
     sizes = torch.tensor(SIZES, device=device)
     inputs = operands(batch, shared, device)
 
@@ -123,7 +125,9 @@ def test_gradients_have_the_operands_dtype(dtype: torch.dtype, pinned: str, devi
     assert y.dtype == torch.float32
     y.backward(torch.ones_like(y))
     assert x.grad.dtype == w.grad.dtype == dtype
-    torch.testing.assert_close(w.grad[0].float(), x[:5].float().sum(0)[:, None].expand(8, 5), atol=0.05, rtol=0.02)
+    torch.testing.assert_close(
+        w.grad[0].float(), x[:5].float().sum(0)[:, None].expand(8, 5), atol=0.05, rtol=0.02
+    )
 
 
 def test_pin_holds_in_backward(device: torch.device) -> None:

@@ -13,7 +13,11 @@ from multigemm import errors
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(-2, 8), max_size=40), st.integers(0, 7), st.sampled_from([torch.int32, torch.int64, torch.uint8]))
+@given(
+    st.lists(st.integers(-2, 8), max_size=40),
+    st.integers(0, 7),
+    st.sampled_from([torch.int32, torch.int64, torch.uint8]),
+)
 def test_order(values: list[int], groups: int, dtype: torch.dtype) -> None:
     if dtype == torch.uint8:
         values = [max(v, 0) for v in values]
@@ -55,7 +59,9 @@ def test_nothing_is_read_back(device: torch.device) -> None:
 def test_compiles(device: torch.device) -> None:
     labels = torch.randint(-1, 5, (50,), device=device)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda v: tuple(multigemm.sort_by_group(v, 4)), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda v: tuple(multigemm.sort_by_group(v, 4)), fullgraph=True, backend="aot_eager"
+    )
     for ours, theirs in zip(compiled(labels), multigemm.sort_by_group(labels, 4), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -64,7 +70,12 @@ def test_compiles(device: torch.device) -> None:
     ("labels", "groups", "error", "sentence"),
     [
         (torch.zeros(3), 2, errors.DTypeError, "labels must be an integer tensor [N], got torch.float32."),
-        (torch.zeros(3).bool(), 2, errors.DTypeError, "labels must be an integer tensor [N], got torch.bool."),
+        (
+            torch.zeros(3).bool(),
+            2,
+            errors.DTypeError,
+            "labels must be an integer tensor [N], got torch.bool.",
+        ),
         ([1, 2], 2, errors.DTypeError, "labels must be an integer tensor [N], got list."),
         (torch.zeros(3, 1).long(), 2, errors.ShapeError, "labels must have shape [N], got [3, 1]."),
         (torch.zeros(3).long(), -1, errors.OptionError, "num_groups must not be negative, got -1."),

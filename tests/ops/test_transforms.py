@@ -15,7 +15,7 @@ SIZES = [2, 0, 3]
 
 
 def rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The product by a gather and einsum: differentiable torch, for comparison. x [7,(B,)3], w [3,(B,)3,4]."""
+    """The product by a gather and einsum, for comparison. x [7,(B,)3], w [3,(B,)3,4]."""
     index = torch.tensor([0, 0, 2, 2, 2], device=x.device)
     letters = "nk,nkm->nm" if x.dim() == 2 else "nbk,nbkm->nbm"
     wide = w.expand(-1, x.shape[1], -1, -1) if x.dim() == 3 else w
@@ -53,7 +53,9 @@ TRANSFORMS: dict[str, Transform] = {
         lambda x, w: torch.func.grad(energy(f))(x, w).pow(2).sum(), argnums=1
     ),
     "third": lambda f: torch.func.grad(
-        lambda x, w: torch.func.grad(lambda x, w: torch.func.grad(energy(f))(x, w).pow(2).sum())(x, w).sin().sum()
+        lambda x, w: (
+            torch.func.grad(lambda x, w: torch.func.grad(energy(f))(x, w).pow(2).sum())(x, w).sin().sum()
+        )
     ),
     "jacrev": lambda f: torch.func.jacrev(f),
     "hessian": lambda f: torch.func.jacrev(torch.func.jacrev(energy(f))),
@@ -206,7 +208,9 @@ def test_autocast(dtype: torch.dtype, device: torch.device) -> None:
     assert (y.dtype, dw.dtype, wide.dtype) == (dtype, dtype, torch.float64)
     y.sum().backward()
     assert x.grad.dtype == w.grad.dtype == torch.float32
-    torch.testing.assert_close(w.grad, multigemm.grouped_mm_wgrad(x, torch.ones(7, 4, device=device), sizes), atol=0.05, rtol=0.02)
+    torch.testing.assert_close(
+        w.grad, multigemm.grouped_mm_wgrad(x, torch.ones(7, 4, device=device), sizes), atol=0.05, rtol=0.02
+    )
 
 
 def test_fake_and_meta(xw) -> None:

@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 
 import multigemm
 
-SETTINGS = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def strided(shape: tuple[int, ...], dtype: torch.dtype, style: str, device: torch.device) -> torch.Tensor:
@@ -20,7 +22,9 @@ def strided(shape: tuple[int, ...], dtype: torch.dtype, style: str, device: torc
     if style == "transposed":
         return torch.randn((*shape[:-2], shape[-1], shape[-2]), device=device).to(dtype).mT
     if style == "reversed":  # every dimension in the opposite order of memory
-        return torch.randn(tuple(reversed(shape)), device=device).to(dtype).permute(*reversed(range(len(shape))))
+        return (
+            torch.randn(tuple(reversed(shape)), device=device).to(dtype).permute(*reversed(range(len(shape))))
+        )
     if style == "sliced":  # odd start, gaps in every dimension
         wide = torch.randn(tuple(2 * n + 3 for n in shape), device=device).to(dtype)
         return wide[tuple(slice(1, 2 * n + 1, 2) for n in shape)]
@@ -159,10 +163,14 @@ def test_equivariant_shapes(
 
 @pytest.mark.parametrize("shape", [(0, 0, 0, 0), (3, 0, 4, 5), (0, 2, 4, 5), (3, 2, 0, 5), (3, 2, 4, 0)])
 @pytest.mark.parametrize("batch", [(), (0,), (2,)])
-def test_sizes_of_zero(shape: tuple[int, ...], batch: tuple[int, ...], pinned: str, device: torch.device) -> None:
+def test_sizes_of_zero(
+    shape: tuple[int, ...], batch: tuple[int, ...], pinned: str, device: torch.device
+) -> None:
     n, g, k, m = shape
     sizes = torch.tensor(([2] + [0] * g)[:g], dtype=torch.int64, device=device)
-    y = multigemm.grouped_mm(torch.ones(n, *batch, k, device=device), torch.ones(g, *batch, k, m, device=device), sizes)
+    y = multigemm.grouped_mm(
+        torch.ones(n, *batch, k, device=device), torch.ones(g, *batch, k, m, device=device), sizes
+    )
     assert y.shape == (n, *batch, m)
     assert torch.equal(y[:2].cpu(), torch.full((min(n, 2), *batch, m), float(k if g else 0)))
     dw = multigemm.grouped_mm_wgrad(torch.ones(n, *batch, k, device=device), y, sizes)

@@ -115,7 +115,11 @@ def grouped_mm(
     _tensor(op, "x", x, (2, 3), "[N, K] or [N, B, K]")
     _tensor(op, "w", w, (3, 4), "[G, K, M], or [G, B, K, M] where x is [N, B, K]")
     if w.dim() != x.dim() + 1:
-        want = "[G, K, M] where x is [N, K]" if x.dim() == 2 else "[G, B, K, M] or [G, 1, K, M] where x is [N, B, K]"
+        want = (
+            "[G, K, M] where x is [N, K]"
+            if x.dim() == 2
+            else "[G, B, K, M] or [G, 1, K, M] where x is [N, B, K]"
+        )
         raise ShapeError(f"{op}: w must have shape {want}, got w {_shape(w)} and x {_shape(x)}.")
     _same_device(op, x, "w", w)
     _dtypes(op, x, "w", w)
@@ -123,7 +127,8 @@ def grouped_mm(
     if w.shape[0] != value.shape[0]:
         name = "offsets" if offsets else "group_sizes"
         raise ShapeError(
-            f"{op}: w must hold one matrix for each of the {value.shape[0]} entries of {name}, got w {_shape(w)}."
+            f"{op}: w must hold one matrix for each of the {value.shape[0]} entries of {name}, "
+            f"got w {_shape(w)}."
         )
     if w.shape[-2] != x.shape[-1]:
         raise ShapeError(
@@ -171,7 +176,9 @@ def grouped_mm_wgrad(
     _options(op, out_dtype, precision, implementation)
 
 
-def output(op: str, out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *inputs: torch.Tensor | None) -> None:
+def output(
+    op: str, out: torch.Tensor, shape: tuple[int, ...], like: torch.Tensor, *inputs: torch.Tensor | None
+) -> None:
     """``out=``: right shape and device, no element twice, no memory shared with an operand."""
     if not isinstance(out, torch.Tensor):
         raise DTypeError(f"{op}: out must be a torch.Tensor, got {type(out).__name__}.")
@@ -190,7 +197,7 @@ def output(op: str, out: torch.Tensor, shape: tuple[int, ...], like: torch.Tenso
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.numel() == 0 or b.numel() == 0 or a.device.type == "meta" or torch.compiler.is_compiling():
         return False
-    if not torch._C._is_alias_of(a, b):
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
         return False
     spans = []
     for t in (a, b):

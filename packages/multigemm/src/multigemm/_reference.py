@@ -70,15 +70,12 @@ def _fold(t: torch.Tensor) -> torch.Tensor:
     return t.reshape(t.shape[0] * t.shape[1], t.shape[2])
 
 
-def _batched_product(
-    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
+def _batched_product(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
     """x [n,B,K], w [B|1,K,M], bias [B|1,M] -> out [n,B,M]."""
-    if w.shape[0] == 1 and (bias is None or bias.shape[0] == 1):
+    if w.shape[0] == 1 and (bias is None or bias.shape[0] == 1) and out.is_contiguous():
         # One matrix for all of B: the features are just more rows.
-        if out.is_contiguous():
-            _product(_fold(x), w[0], None if bias is None else bias[0], _fold(out))
-            return
+        _product(_fold(x), w[0], None if bias is None else bias[0], _fold(out))
+        return
     w = w.expand(x.shape[1], *w.shape[1:])
     _bmm(x.transpose(0, 1), w, None if bias is None else bias.unsqueeze(1), out.transpose(0, 1))
 

@@ -89,7 +89,17 @@ def explain(
 
     out = torch.empty(shape, dtype=out_dtype or x.dtype, device="meta")
     plan = _abi.explain(
-        found.backend, op, x, other, groups, is_offsets, bias, sum_batch, out, precision or "", found.choice.name
+        found.backend,
+        op,
+        x,
+        other,
+        groups,
+        is_offsets,
+        bias,
+        sum_batch,
+        out,
+        precision or "",
+        found.choice.name,
     )
     reasons.update(plan.get("rejected", {}))
     notes += plan.get("notes", [])

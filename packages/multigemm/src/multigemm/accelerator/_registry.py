@@ -33,7 +33,8 @@ def register_accelerator(device_type: str, factory: Factory, *, replace: bool = 
     with _lock:
         if device_type in _registered and not replace:
             raise OptionError(
-                f"register_accelerator: {device_type!r} is registered already; pass replace=True to replace it."
+                f"register_accelerator: {device_type!r} is registered already; "
+                "pass replace=True to replace it."
             )
         _registered[device_type] = factory
         _cache.clear()

@@ -68,7 +68,8 @@ def _batched(
     """[G, N, K] by [G, K, M]: G groups of N rows each."""
     if a.shape[0] != b.shape[0]:
         raise ShapeError(
-            f"grouped_mm: mat_a and mat_b must have the same first size, got {list(a.shape)} and {list(b.shape)}."
+            f"grouped_mm: mat_a and mat_b must have the same first size, got {list(a.shape)} "
+            f"and {list(b.shape)}."
         )
     groups, height, inner = a.shape
     sizes = torch.full((groups,), height, dtype=torch.int64, device=a.device)

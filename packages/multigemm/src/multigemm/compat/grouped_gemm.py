@@ -15,7 +15,12 @@ from ..ops import grouped_mm, grouped_mm_wgrad
 
 
 def gmm(
-    a: torch.Tensor, b: torch.Tensor, batch_sizes: torch.Tensor, trans_b: bool = False, *, trans_a: bool = False
+    a: torch.Tensor,
+    b: torch.Tensor,
+    batch_sizes: torch.Tensor,
+    trans_b: bool = False,
+    *,
+    trans_a: bool = False,
 ) -> torch.Tensor:
     """Grouped product of row blocks.
 

@@ -14,7 +14,9 @@ def rule(op: Callable[..., torch.Tensor], device_type: str, key: str) -> Callabl
     kind = torch._C._get_privateuse1_backend_name() if device_type == "privateuseone" else device_type
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
-        eligible = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        eligible = (
+            isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        )
         return value.to(dtype) if eligible else value
 
     def kernel(*arguments: Any) -> torch.Tensor:

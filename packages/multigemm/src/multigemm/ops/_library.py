@@ -34,8 +34,6 @@ AUTOCAST_KEYS = {
 }
 
 
-
-
 def register_fake(operator: str, function: Callable[..., Any]) -> None:
     """``torch.library.register_fake`` without its search for the caller's source file and module.
 
@@ -74,7 +72,7 @@ class Function(_SingleLevelFunction):
             with torch._C._AutoDispatchBelowAutograd():
                 return cls.operator(*arguments)
         with enable_single_level_autograd_function():
-            result: torch.Tensor = cls.apply(*arguments)
+            result: torch.Tensor = cls.apply(*arguments)  # type: ignore[attr-defined]  # made in C++
         return result
 
     @classmethod

@@ -37,7 +37,9 @@ def route(op: str, device: torch.device, name: str, context: str = "") -> Route:
     return Route("third party", choice)
 
 
-def implementation(op: str, leaf: Callable[..., None], device: torch.device, name: str) -> Callable[..., None]:
+def implementation(
+    op: str, leaf: Callable[..., None], device: torch.device, name: str
+) -> Callable[..., None]:
     """The function to call with ``(*operands, out, precision)``."""
     found = route(op, device, name)
     if found.kind == "backend":

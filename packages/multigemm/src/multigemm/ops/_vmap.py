@@ -35,7 +35,9 @@ def _slices(
 ) -> tuple[torch.Tensor, int]:
     results = []
     for i in range(size):
-        results.append(call(*(a if d is None else a.select(d, i) for a, d in zip(arguments, in_dims, strict=True))))
+        results.append(
+            call(*(a if d is None else a.select(d, i) for a, d in zip(arguments, in_dims, strict=True)))
+        )
     return torch.stack(results), 0
 
 
@@ -88,7 +90,9 @@ def grouped_mm_wgrad(info: Any, in_dims: tuple[int | None, ...], *arguments: Any
     return dw.reshape(dw.shape[0], size, width, *dw.shape[2:]), 1
 
 
-def _none(call: Call, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> tuple[torch.Tensor, int]:
+def _none(
+    call: Call, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+) -> tuple[torch.Tensor, int]:
     """A mapped dimension of size zero: the shape of one slice, no slices."""
     one = call(
         *(

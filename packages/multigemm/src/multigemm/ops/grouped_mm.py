@@ -76,11 +76,18 @@ def grouped_mm(
         _checks.grouped_mm(x, w, groups, is_offsets, bias, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm")
     if out is None:
-        return torch.ops.multigemm.grouped_mm.default(x, w, groups, is_offsets, bias, out_dtype, precision or "", name)
+        result: torch.Tensor = torch.ops.multigemm.grouped_mm.default(
+            x, w, groups, is_offsets, bias, out_dtype, precision or "", name
+        )
+        return result
     if out_dtype is not None and out.dtype != out_dtype:
-        raise OptionError(f"grouped_mm: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them.")
+        raise OptionError(
+            f"grouped_mm: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them."
+        )
     if grad_needed(x, w, bias):
-        raise OptionError("grouped_mm: out= is not differentiable; leave it out or call under torch.no_grad().")
+        raise OptionError(
+            "grouped_mm: out= is not differentiable; leave it out or call under torch.no_grad()."
+        )
     _checks.output("grouped_mm", out, (*x.shape[:-1], w.shape[-1]), x, x, w, bias, groups)
     torch.ops.multigemm.grouped_mm_out(x, w, groups, is_offsets, bias, out, precision or "", name)
     return out
@@ -169,7 +176,7 @@ class _GroupedMM(Function):
         ctx.options = (offsets, precision, implementation)
 
     @staticmethod
-    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w, groups = ctx.saved_tensors
         product = torch.ops.multigemm.grouped_mm.default
         wgrad = torch.ops.multigemm.grouped_mm_wgrad.default

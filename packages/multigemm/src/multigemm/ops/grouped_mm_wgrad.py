@@ -63,7 +63,10 @@ def grouped_mm_wgrad(
         _check(x, gy, groups, is_offsets, sum_batch, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm_wgrad")
     if out is None:
-        return torch.ops.multigemm.grouped_mm_wgrad.default(x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name)
+        result: torch.Tensor = torch.ops.multigemm.grouped_mm_wgrad.default(
+            x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name
+        )
+        return result
     if out_dtype is not None and out.dtype != out_dtype:
         raise OptionError(
             f"grouped_mm_wgrad: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them."
@@ -173,7 +176,7 @@ class _GroupedMMWgrad(Function):
         ctx.options = (offsets, None, None, precision, implementation)
 
     @staticmethod
-    def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, gy, groups = ctx.saved_tensors
         product = torch.ops.multigemm.grouped_mm.default
         gdw = gdw.to(ctx.dtype)
@@ -193,5 +196,7 @@ torch.library.register_vmap("multigemm::grouped_mm_wgrad", _vmap.grouped_mm_wgra
 LIB.impl("grouped_mm_wgrad_out", _fake_out, "Meta")  # no result: no device to tell
 for _device_type, _key in AUTOCAST_KEYS.items():
     LIB.impl(
-        "grouped_mm_wgrad", _autocast.rule(torch.ops.multigemm.grouped_mm_wgrad.default, _device_type, _key), _key
+        "grouped_mm_wgrad",
+        _autocast.rule(torch.ops.multigemm.grouped_mm_wgrad.default, _device_type, _key),
+        _key,
     )
