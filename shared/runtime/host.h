@@ -15,9 +15,7 @@ class Host {
   // a second one, and very much faster where other processes keep the cores busy.
   Host(const mg_host* host, double work) : host_(host), alone_(work < kWorkForThreads) {}
 
-  int64_t threads() const {
-    return !alone_ && host_ && host_->parallel_for && host_->threads > 1 ? host_->threads : 1;
-  }
+  int64_t threads() const { return !alone_ && host_ && host_->parallel_for && host_->threads > 1 ? host_->threads : 1; }
   bool has_matmul() const { return host_ && host_->matmul; }
 
   void matmul(const mg_matmul& product) const {

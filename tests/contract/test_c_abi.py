@@ -205,3 +205,35 @@ def test_the_host_lends_threads_memory_and_a_product(native_cpu: _abi.Library) -
     assert native_cpu.call(problem) == _abi.DEVICE_ERROR
     assert "the host's matrix product failed" in native_cpu.last_error()
     assert not lent
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kernels_stay_inside_their_workspace(native_cpu: _abi.Library, dtype: torch.dtype) -> None:
+    margin, mark = 16384, b"\xa5"
+    lent: dict[int, tuple[ctypes.Array[ctypes.c_char], int]] = {}
+    overrun = []
+
+    def allocate(context, size):  # type: ignore[no-untyped-def]
+        room = ctypes.create_string_buffer(mark * (size + margin + 64), size + margin + 64)
+        address = (ctypes.addressof(room) + 63) // 64 * 64
+        lent[address] = room, size
+        return address
+
+    def release(context, memory):  # type: ignore[no-untyped-def]
+        _, size = lent.pop(memory)
+        if ctypes.string_at(memory + size, margin) != mark * margin:
+            overrun.append(size)
+
+    host = _abi.Host(allocate=_abi.Allocate(allocate), release=_abi.Release(release))
+    sizes = torch.tensor([9, 50])
+    for inner in (1, 5, 33, 100, 219, 400, 700):
+        for outer in (1, 2, 4, 5, 8, 17, 130):
+            x, w = torch.randn(59, 2, inner).to(dtype), torch.randn(2, 2, inner, outer).to(dtype)
+            bias, out = torch.randn(2, 2, outer).to(dtype), torch.empty(59, 2, outer, dtype=dtype)
+            rows = _abi.grouped_mm_problem(x, w, sizes, False, bias, out)
+            dw = torch.empty_like(w)  # kept: a problem holds addresses only
+            wgrad = _abi.grouped_mm_wgrad_problem(x, out, sizes, False, False, dw)
+            for problem in (rows, wgrad):
+                problem.host = ctypes.pointer(host)
+                assert native_cpu.call(problem) == _abi.OK
+                assert not overrun, (inner, outer)

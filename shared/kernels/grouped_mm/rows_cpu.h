@@ -75,9 +75,10 @@ inline RowsTile<A> rows_tile_of(int64_t rows, int vectors) {
   return vectors == 1 ? rows_tile<A, Bytes, R, 1> : rows_tile<A, Bytes, R, 2>;
 }
 
+// One for both vector lengths of a level: the scratch is laid out by it.
 template <class A>
-inline int64_t rows_column_block(const mg_grouped_mm_problem& p, int lanes) {
-  const int64_t width = lanes * kTileVectors;
+inline int64_t rows_column_block(const mg_grouped_mm_problem& p) {
+  const int64_t width = kVectorBytes / static_cast<int64_t>(sizeof(A)) * kTileVectors;
   const int64_t fit = kPanelBytes / (most(p.inner, 1) * static_cast<int64_t>(sizeof(A))) / width;
   return most(1, least(fit, kMostPanels)) * width;
 }
@@ -86,7 +87,7 @@ inline int64_t rows_column_block(const mg_grouped_mm_problem& p, int lanes) {
 template <class T>
 int64_t rows_scratch_bytes(const mg_grouped_mm_problem& p, int64_t rows) {
   using A = typename Accumulator<T>::type;
-  const int64_t block = rows_column_block<A>(p, kVectorBytes / static_cast<int>(sizeof(A)));
+  const int64_t block = rows_column_block<A>(p);
   const int64_t x = sizeof(T) == 2 ? rows * p.inner : 0;
   return static_cast<int64_t>(sizeof(A)) * (p.inner * block + x + kTileRows * block + block) + 256;
 }
@@ -95,7 +96,7 @@ template <class T, int Bytes>
 void rows_block(const mg_grouped_mm_problem& p, const RowsTask& t, void* scratch) {
   using A = typename Accumulator<T>::type;
   constexpr int lanes = Bytes / static_cast<int>(sizeof(A));
-  const int64_t block = rows_column_block<A>(p, lanes);
+  const int64_t block = rows_column_block<A>(p);
   const int64_t rows = t.end - t.begin, inner = p.inner;
   A* packed = static_cast<A*>(scratch);
   A* sums = packed + inner * block;
