@@ -197,11 +197,15 @@ class Site:
         return vendor_libraries(self.folder / CUBLAS_FOLDER[major], major, tag, **options)
 
 
+# Modules whose folders hold what the front needs; under nox, torch and the rest are in two environments.
+REAL = ("torch", "sympy", "typer", "rich", "numpy")
+
+
 def real_torch(folder):
     """A folder of links to everything installed beside the real PyTorch, but for the backends."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for origin in {Path(importlib.util.find_spec(n).origin).parent.parent for n in ("torch", "sympy")}:
+    for origin in {Path(importlib.util.find_spec(n).origin).parent.parent for n in REAL}:
         for entry in origin.iterdir():
             if not entry.name.startswith(("multigemm", "__pycache__")) and not (folder / entry.name).exists():
                 (folder / entry.name).symlink_to(entry)
