@@ -32,7 +32,9 @@ def _shape(t: torch.Tensor) -> str:
 def _autocast_dtype(t: torch.Tensor) -> torch.dtype:
     """The dtype that the operand will have once autocast, if it is on, has acted on it."""
     kind = t.device.type
-    if t.dtype in DTYPES and t.dtype != torch.float64 and kind != "meta" and torch.is_autocast_enabled(kind):
+    if t.dtype == torch.float64 or t.dtype not in DTYPES:
+        return t.dtype
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return t.dtype
 

@@ -11,7 +11,6 @@ import torch
 def rule(op: Callable[..., torch.Tensor], device_type: str, key: str) -> Callable[..., torch.Tensor]:
     """The kernel of ``op`` for the dispatch key ``key``; float64 and integers are left alone."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    kind = torch._C._get_privateuse1_backend_name() if device_type == "privateuseone" else device_type
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
         eligible = (
@@ -20,6 +19,8 @@ def rule(op: Callable[..., torch.Tensor], device_type: str, key: str) -> Callabl
         return value.to(dtype) if eligible else value
 
     def kernel(*arguments: Any) -> torch.Tensor:
+        # An out-of-tree device may be given its name after this import, so it is asked for at each call.
+        kind = torch._C._get_privateuse1_backend_name() if device_type == "privateuseone" else device_type
         dtype = torch.get_autocast_dtype(kind)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return op(*(cast(a, dtype) for a in arguments))
