@@ -57,12 +57,15 @@ void rows_simd(const mg_grouped_mm_problem& p, const Partition& groups, const Ho
   // Tall enough to use packed columns of w many times, low enough that every thread gets several pieces; rows that
   // fill less than a cache line share it with their neighbours of B, so their pieces must stay in the first-level
   // cache.
+  const bool thin = fits_thin_rows(p);
+  const int64_t batches = thin ? 1 : p.batch;
   const int64_t line = std::min(p.inner, p.outer) * dtype_bytes(p.dtype);
-  const int64_t tall = line < 64 ? 96
+  const int64_t tall = thin        ? 512
+                       : line < 64 ? 96
                        : is_half(p.dtype)
                            ? std::max<int64_t>(24, std::min<int64_t>(192, 65536 / std::max<int64_t>(p.inner, 1)))
                            : 192;
-  const int64_t share = (groups.used * p.batch + threads * 8 - 1) / (threads * 8);
+  const int64_t share = (groups.used * batches + threads * 8 - 1) / (threads * 8);
   const int64_t height = std::min(tall, std::max<int64_t>(24, share));
   std::vector<Block> pieces;
   for (const Block& g : groups.blocks) {
@@ -71,15 +74,16 @@ void rows_simd(const mg_grouped_mm_problem& p, const Partition& groups, const Ho
       pieces.push_back(
           {g.group, g.begin + (g.end - g.begin) * i / count, g.begin + (g.end - g.begin) * (i + 1) / count});
   }
-  const int64_t tasks = static_cast<int64_t>(pieces.size()) * p.batch;
+  const int64_t tasks = static_cast<int64_t>(pieces.size()) * batches;
   const bool past_cache = p.rows * p.batch * p.outer * dtype_bytes(p.out_dtype) > kPastCacheBytes &&
-                          p.outer * dtype_bytes(p.out_dtype) >= 64;
-  const int64_t scratch = (level.rows_scratch(p, height) + 63) / 64 * 64;
+                          (thin || p.outer * dtype_bytes(p.out_dtype) >= 64);
+  const int64_t scratch = ((thin ? thin_rows_scratch(p) : level.rows_scratch(p, height)) + 63) / 64 * 64;
   const Workspace room(host, scratch * std::min(threads, tasks));
-  const int64_t at_once = std::max<int64_t>(1, std::min(p.batch, tasks / (threads * 8)));
+  const int64_t at_once = std::max<int64_t>(1, std::min(batches, tasks / (threads * 8)));
   host.for_each(tasks, at_once, [&](int64_t i, int64_t slot) {
-    const Block& piece = pieces[static_cast<size_t>(i / p.batch)];
-    level.rows(p, {piece.group, piece.begin, piece.end, i % p.batch, past_cache}, room.at<char>(slot * scratch));
+    const Block& piece = pieces[static_cast<size_t>(i / batches)];
+    const int64_t b = thin ? RowsTask::kAllOfB : i % batches;
+    level.rows(p, {piece.group, piece.begin, piece.end, b, past_cache}, room.at<char>(slot * scratch));
   });
 }
 

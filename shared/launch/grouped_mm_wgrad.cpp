@@ -50,7 +50,9 @@ void wgrad_simd(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, c
   const int64_t m_step = std::min<int64_t>(p.outer, 512),
                 k_step = std::min<int64_t>(p.inner, std::max<int64_t>(12, 24576 / m_step));
   const int64_t line = std::min(p.inner, p.outer) * dtype_bytes(p.dtype);
-  const int64_t b_step = p.sum_batch ? p.batch : std::min(p.batch, std::max<int64_t>(1, 64 / line));
+  const int64_t b_step = p.sum_batch          ? p.batch
+                         : fits_thin_wgrad(p) ? thin_wgrad_batch(p)
+                                              : std::min(p.batch, std::max<int64_t>(1, 64 / line));
   const int64_t m_count = (p.outer + m_step - 1) / m_step, k_count = (p.inner + k_step - 1) / k_step;
   const int64_t b_count = (p.batch + b_step - 1) / b_step;
   const int64_t tasks = present * b_count * k_count * m_count;

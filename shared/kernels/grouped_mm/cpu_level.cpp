@@ -1,6 +1,8 @@
 // Compiled once for each CPU level, with MG_LEVEL naming it: see multigemm_add_backend in shared/cmake.
 #include "kernels/grouped_mm/rows_cpu.h"
+#include "kernels/grouped_mm/rows_thin_cpu.h"
 #include "kernels/grouped_mm/wgrad_cpu.h"
+#include "kernels/grouped_mm/wgrad_thin_cpu.h"
 
 namespace multigemm {
 namespace MG_LEVEL {
@@ -13,6 +15,8 @@ int64_t rows_scratch(const mg_grouped_mm_problem& p, int64_t rows) {
 }
 
 void rows(const mg_grouped_mm_problem& p, const RowsTask& t, void* scratch) {
+  if (t.batch == RowsTask::kAllOfB)
+    return p.dtype == MG_FLOAT64 ? rows_thin_task<double>(p, t, scratch) : rows_thin_task<float>(p, t, scratch);
   switch (p.dtype) {
     case MG_FLOAT64: return rows_task<double>(p, t, scratch);
     case MG_FLOAT32: return rows_task<float>(p, t, scratch);
@@ -28,6 +32,8 @@ int64_t wgrad_scratch(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t) 
 }
 
 void wgrad(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t, void* scratch) {
+  if (fits_thin_wgrad(p))
+    return p.dtype == MG_FLOAT64 ? wgrad_thin_task<double>(p, t, scratch) : wgrad_thin_task<float>(p, t, scratch);
   switch (p.dtype) {
     case MG_FLOAT64: return wgrad_task<double>(p, t, scratch);
     case MG_FLOAT32: return wgrad_task<float>(p, t, scratch);

@@ -6,8 +6,9 @@
 
 namespace multigemm {
 
-// One piece of work: the rows [begin, end) of group `group` for batch entry `batch`.
+// One piece of work: the rows [begin, end) of group `group` for batch entry `batch`, or for all of B.
 struct RowsTask {
+  static constexpr int64_t kAllOfB = -1;  // only where fits_thin_rows
   int64_t group, begin, end, batch;
   bool past_cache;  // write around the cache
 };
@@ -29,6 +30,28 @@ struct Conversion {
   int64_t bias_stride;
   int32_t bias_dtype;
 };
+
+// Whether rows_thin_cpu.h takes a problem, and the scratch of one of its tasks: w with unit M stride.
+inline int64_t thin_rows_scratch(const mg_grouped_mm_problem& p) {
+  return p.batch * p.inner * p.outer * (p.dtype == MG_FLOAT64 ? 8 : 4);
+}
+inline bool fits_thin_rows(const mg_grouped_mm_problem& p) {
+  const int64_t row = p.outer * (p.dtype == MG_FLOAT64 ? 8 : 4);
+  return (p.dtype == MG_FLOAT64 || p.dtype == MG_FLOAT32) && p.out_dtype == p.dtype && p.out_stride[2] == 1 &&
+         (!p.bias || p.bias_stride[2] == 1) && (row == 16 || row == 32) && p.batch > 1 && p.inner <= 16 &&
+         thin_rows_scratch(p) <= 24 * 1024;
+}
+
+// Whether wgrad_thin_cpu.h takes a problem, and how much of B one of its tasks has.
+inline bool fits_thin_wgrad(const mg_grouped_mm_wgrad_problem& p) {
+  const int64_t row = p.outer * (p.dtype == MG_FLOAT64 ? 8 : 4);
+  return (p.dtype == MG_FLOAT64 || p.dtype == MG_FLOAT32) && p.gy_stride[2] == 1 && !p.sum_batch &&
+         (row == 16 || row == 32) && p.batch > 1 && p.inner <= 16;
+}
+inline int64_t thin_wgrad_batch(const mg_grouped_mm_wgrad_problem& p) {
+  const int64_t matrix = p.inner * p.outer * (p.dtype == MG_FLOAT64 ? 8 : 4), fit = 8 * 1024 / matrix;
+  return fit < p.batch ? fit : p.batch;
+}
 
 struct CpuLevel {
   const char* name;
