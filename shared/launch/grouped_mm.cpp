@@ -13,9 +13,6 @@
 namespace multigemm {
 namespace {
 
-// Outputs larger than this leave the caches before anyone reads them.
-constexpr int64_t kPastCacheBytes = int64_t{16} << 20;
-
 // With one w and bias for all of B, the entries of B are more rows of the same product.
 void fold_batch(mg_grouped_mm_problem& p, Partition& groups) {
   const int64_t batch = p.batch;

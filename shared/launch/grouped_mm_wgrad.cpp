@@ -56,7 +56,9 @@ void wgrad_simd(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, c
   const int64_t m_count = (p.outer + m_step - 1) / m_step, k_count = (p.inner + k_step - 1) / k_step;
   const int64_t b_count = (p.batch + b_step - 1) / b_step;
   const int64_t tasks = present * b_count * k_count * m_count;
-  const WgradTask largest{0, 0, 0, 0, b_step, 0, k_step, 0, m_step};
+  const int64_t out_bytes = present * p.batch * p.inner * p.outer * dtype_bytes(p.out_dtype);
+  const bool past_cache = out_bytes > kPastCacheBytes && !p.sum_batch;
+  const WgradTask largest{0, 0, 0, 0, b_step, 0, k_step, 0, m_step, past_cache};
   const int64_t scratch = (level.wgrad_scratch(p, largest) + 63) / 64 * 64;
   const Workspace room(host, scratch * std::min(threads, tasks));
   host.for_each(tasks, std::max<int64_t>(1, std::min(b_count, tasks / (threads * 8))), [&](int64_t i, int64_t slot) {
@@ -71,7 +73,8 @@ void wgrad_simd(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, c
                          k,
                          std::min(p.inner, k + k_step),
                          m,
-                         std::min(p.outer, m + m_step)};
+                         std::min(p.outer, m + m_step),
+                         past_cache};
     level.wgrad(p, task, room.at<char>(slot * scratch));
   });
 }

@@ -6,6 +6,9 @@
 
 namespace multigemm {
 
+// Outputs over this are written around the cache: their lines would be read first and be gone before their next use.
+constexpr int64_t kPastCacheBytes = int64_t{16} << 20;
+
 // One piece of work: the rows [begin, end) of group `group` for batch entry `batch`, or for all of B.
 struct RowsTask {
   static constexpr int64_t kAllOfB = -1;  // only where fits_thin_rows
@@ -16,6 +19,7 @@ struct RowsTask {
 // The sums of group `group` over its rows, for out rows [k0, k1) and columns [m0, m1) of batch entries [b0, b1).
 struct WgradTask {
   int64_t group, begin, end, b0, b1, k0, k1, m0, m1;
+  bool past_cache;  // write around the cache
 };
 
 struct Conversion {

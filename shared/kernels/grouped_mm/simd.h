@@ -214,6 +214,16 @@ inline void narrow_row(void* dst, int32_t dtype, int64_t stride, const A* src, i
   }
 }
 
+// Whole vectors of a row around the cache, as long as the place is aligned to them; returns how many were written.
+template <class A, int Bytes>
+inline int64_t copy_past_cache(A* dst, const A* src, int64_t count) {
+  using V = Vector<A, Bytes>;
+  if (reinterpret_cast<uintptr_t>(dst) % Bytes != 0) return 0;
+  int64_t i = 0;
+  for (; i + V::lanes <= count; i += V::lanes) store_past_cache<A, Bytes>(dst + i, V::load(src + i));
+  return i;
+}
+
 // Rows this far apart (in bytes) fall into the same few sets of the first two cache levels and evict each other.
 inline bool rows_collide(int64_t stride_bytes) { return stride_bytes != 0 && stride_bytes % 4096 == 0; }
 

@@ -128,12 +128,17 @@ void wgrad_block(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t, void*
       }
     }
   }
+  const bool past_cache = t.past_cache && p.out_dtype == dtype_of<A>() && p.out_stride[3] == 1;
   for (int64_t b = 0; b < batches; ++b)
-    for (int64_t k = 0; k < height; ++k)
-      narrow_row(element(p.out, p.out_dtype,
-                         t.group * p.out_stride[0] + (p.sum_batch ? 0 : t.b0 + b) * p.out_stride[1] +
-                             (t.k0 + k) * p.out_stride[2] + t.m0 * p.out_stride[3]),
-                 p.out_dtype, p.out_stride[3], sums + (b * height + k) * width, columns);
+    for (int64_t k = 0; k < height; ++k) {
+      const int64_t row = t.group * p.out_stride[0] + (p.sum_batch ? 0 : t.b0 + b) * p.out_stride[1] +
+                          (t.k0 + k) * p.out_stride[2] + t.m0 * p.out_stride[3];
+      const A* from = sums + (b * height + k) * width;
+      const int64_t done = past_cache ? copy_past_cache<A, Bytes>(static_cast<A*>(p.out) + row, from, columns) : 0;
+      narrow_row(element(p.out, p.out_dtype, row + done * p.out_stride[3]), p.out_dtype, p.out_stride[3], from + done,
+                 columns - done);
+    }
+  if (past_cache) finish_stores_past_cache();
 }
 
 template <class T>
