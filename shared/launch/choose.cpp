@@ -60,6 +60,7 @@ Choice choose_rows(const CallFacts& facts) {
   if (const KernelRow* row = asked(facts)) return {row, "asked for"};
   const KernelRow* simd = &row_of(Kernel::simd);
   if (matrix_bytes(facts) <= 256 * 1024) return {simd, "one matrix of w stays in the second-level cache"};
+  if (facts.few_rows) return {simd, "few rows a group: w is read once, in order, by all threads"};
   if (is_half(facts.dtype) && facts.inner <= 2048) return {simd, "two-byte operands are widened inside the kernel"};
   if (facts.w_transposed && facts.inner <= 1024) return {simd, "w is transposed, and its packed columns fit the cache"};
   return best_product(facts, "one matrix of w is larger than the second-level cache");

@@ -16,6 +16,7 @@ struct CallFacts {
   int32_t dtype, implementation;
   bool w_transposed;  // unit K stride of w; false for wgrad
   bool has_host_matmul;
+  bool few_rows = false;  // rows_few_cpu.h takes the call
 };
 
 struct Choice {

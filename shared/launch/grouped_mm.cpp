@@ -40,15 +40,39 @@ CallFacts facts_of(const mg_grouped_mm_problem& p, const Partition& groups, cons
   int64_t extent = std::max({p.rows, p.inner, p.outer});
   for (int64_t stride : {p.x_stride[0], p.x_stride[2], p.w_stride[2], p.w_stride[3], p.out_stride[0], p.out_stride[2]})
     extent = std::max(extent, stride < 0 ? -stride : stride);
-  return {p.batch,          p.inner,
-          p.outer,          groups.used,
-          groups.tallest,   static_cast<int64_t>(groups.blocks.size()),
-          extent,           p.dtype,
-          p.implementation, p.w_stride[2] == 1 && p.w_stride[3] != 1,
-          host.has_matmul()};
+  return {p.batch,
+          p.inner,
+          p.outer,
+          groups.used,
+          groups.tallest,
+          static_cast<int64_t>(groups.blocks.size()),
+          extent,
+          p.dtype,
+          p.implementation,
+          p.w_stride[2] == 1 && p.w_stride[3] != 1,
+          host.has_matmul(),
+          fits_few_rows(p, groups.tallest)};
+}
+
+void rows_few(const mg_grouped_mm_problem& p, const Partition& groups, const Host& host) {
+  const CpuLevel& level = cpu_level();
+  // Rows of w whole where there are matrices enough for all threads, because the hardware reads ahead along them; in
+  // pieces of 2 KB or more where there are not. The sums of a task, of at most 16 KB a row, stay in the caches.
+  const int64_t matrices = static_cast<int64_t>(groups.blocks.size()) * p.batch;
+  const int64_t row = p.outer * dtype_bytes(p.dtype), line = 64 / dtype_bytes(p.dtype);
+  const int64_t wanted = std::min((2 * host.threads() + matrices - 1) / matrices, (row + 2047) / 2048);
+  const int64_t parts = std::max(wanted, (row + 16383) / 16384);
+  const int64_t step = ((p.outer + parts - 1) / parts + line - 1) / line * line, pieces = (p.outer + step - 1) / step;
+  const int64_t tasks = matrices * pieces;
+  host.for_each(tasks, 1, [&](int64_t i, int64_t) {
+    const Block& g = groups.blocks[static_cast<size_t>(i / pieces / p.batch)];
+    const int64_t m = i % pieces * step;
+    level.rows_few(p, {g.group, g.begin, g.end, i / pieces % p.batch, m, std::min(p.outer, m + step)});
+  });
 }
 
 void rows_simd(const mg_grouped_mm_problem& p, const Partition& groups, const Host& host) {
+  if (fits_few_rows(p, groups.tallest)) return rows_few(p, groups, host);
   const CpuLevel& level = cpu_level();
   const int64_t threads = host.threads();
   // Tall enough to use packed columns of w many times, low enough that every thread gets several pieces; rows that

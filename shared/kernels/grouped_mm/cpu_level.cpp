@@ -1,5 +1,6 @@
 // Compiled once for each CPU level, with MG_LEVEL naming it: see multigemm_add_backend in shared/cmake.
 #include "kernels/grouped_mm/rows_cpu.h"
+#include "kernels/grouped_mm/rows_few_cpu.h"
 #include "kernels/grouped_mm/rows_thin_cpu.h"
 #include "kernels/grouped_mm/wgrad_cpu.h"
 #include "kernels/grouped_mm/wgrad_thin_cpu.h"
@@ -23,6 +24,10 @@ void rows(const mg_grouped_mm_problem& p, const RowsTask& t, void* scratch) {
     case MG_FLOAT16: return rows_task<Half>(p, t, scratch);
     default: return rows_task<Bfloat>(p, t, scratch);
   }
+}
+
+void rows_few(const mg_grouped_mm_problem& p, const FewRowsTask& t) {
+  p.dtype == MG_FLOAT64 ? rows_few_task<double>(p, t) : rows_few_task<float>(p, t);
 }
 
 int64_t wgrad_scratch(const mg_grouped_mm_wgrad_problem& p, const WgradTask& t) {
@@ -83,7 +88,7 @@ void convert(const Conversion& c, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 extern const CpuLevel level;
-const CpuLevel level{MG_LEVEL_NAME, rows_scratch, rows, wgrad_scratch, wgrad, convert};
+const CpuLevel level{MG_LEVEL_NAME, rows_scratch, rows, rows_few, wgrad_scratch, wgrad, convert};
 
 }  // namespace MG_LEVEL
 }  // namespace multigemm

@@ -16,6 +16,12 @@ struct RowsTask {
   bool past_cache;  // write around the cache
 };
 
+// The columns [m0, m1) of all rows of a group of at most kFewRows, for batch entry `batch`.
+constexpr int64_t kFewRows = 4;
+struct FewRowsTask {
+  int64_t group, begin, end, batch, m0, m1;
+};
+
 // The sums of group `group` over its rows, for out rows [k0, k1) and columns [m0, m1) of batch entries [b0, b1).
 struct WgradTask {
   int64_t group, begin, end, b0, b1, k0, k1, m0, m1;
@@ -57,10 +63,18 @@ inline int64_t thin_wgrad_batch(const mg_grouped_mm_wgrad_problem& p) {
   return fit < p.batch ? fit : p.batch;
 }
 
+// Whether rows_few_cpu.h takes a problem: large matrices, few rows for each, so that reading w is the whole cost.
+inline bool fits_few_rows(const mg_grouped_mm_problem& p, int64_t tallest) {
+  return (p.dtype == MG_FLOAT64 || p.dtype == MG_FLOAT32) && p.out_dtype == p.dtype && p.w_stride[3] == 1 &&
+         p.out_stride[2] == 1 && (!p.bias || p.bias_stride[2] == 1) && tallest <= kFewRows &&
+         p.inner * p.outer >= 16 * 1024;
+}
+
 struct CpuLevel {
   const char* name;
   int64_t (*rows_scratch)(const mg_grouped_mm_problem& problem, int64_t rows);
   void (*rows)(const mg_grouped_mm_problem& problem, const RowsTask& task, void* scratch);
+  void (*rows_few)(const mg_grouped_mm_problem& problem, const FewRowsTask& task);
   int64_t (*wgrad_scratch)(const mg_grouped_mm_wgrad_problem& problem, const WgradTask& largest);
   void (*wgrad)(const mg_grouped_mm_wgrad_problem& problem, const WgradTask& task, void* scratch);
   // Rows from one dtype and layout to another, as the matrix-product paths need it; `bias` (may be null) is added to
