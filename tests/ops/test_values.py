@@ -120,7 +120,7 @@ def test_grouped_mm_wgrad(p: dict, implementation: str, device: torch.device) ->
 @pytest.mark.parametrize("dtype", oracle.DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("sizes", "k", "m"),
-    [([300, 0, 1, 213], 257, 129), ([40] * 7, 512, 320), ([1] * 64, 96, 200)],
+    [([300, 0, 1, 213], 257, 129), ([40] * 7, 512, 320), ([1] * 64, 96, 200), ([2, 4, 0, 3, 1], 131, 301)],
 )
 def test_larger_products(
     sizes: list[int], k: int, m: int, dtype: torch.dtype, implementation: str, device: torch.device
