@@ -69,6 +69,10 @@ Choice choose_rows(const CallFacts& facts) {
 Choice choose_wgrad(const CallFacts& facts) {
   if (const KernelRow* row = asked(facts)) return {row, "asked for"};
   const KernelRow* simd = &row_of(Kernel::simd);
+  const KernelRow* torch = &row_of(Kernel::torch);
+  if (!is_half(facts.dtype) && facts.inner * facts.outer >= 8192 && facts.used < 32 * facts.present &&
+      refusal(*torch, facts).empty())
+    return {torch, "few rows a group and a wide matrix: its sums are stored once, which torch's product does faster"};
   if (matrix_bytes(facts) <= 128 * 1024) return {simd, "one matrix of sums stays in the second-level cache"};
   if (is_half(facts.dtype)) return {simd, "two-byte operands are widened inside the kernel"};
   return best_product(facts, "one matrix of sums is larger than the second-level cache");

@@ -17,7 +17,7 @@ Partition partition(const mg_groups& groups, int64_t rows) {
   for (int64_t g = 0; g < groups.count; ++g) {
     const int64_t value = read(groups, g);
     int64_t end = begin;
-    if (groups.offsets)
+    if (groups.flags & MG_GROUPS_OFFSETS)
       end = value > begin ? (value < rows ? value : rows) : begin;
     else if (value > 0)
       end = value < rows - begin ? begin + value : rows;  // compared, not added: no overflow

@@ -56,13 +56,15 @@ typedef enum mg_implementation {
   MG_SIMT = 4    /* the portable kernel */
 } mg_implementation;
 
-/* Either G sizes or G cumulative ends, in memory of the operands' device. */
+/* Either G sizes or G cumulative ends, in memory of the operands' device unless a flag says otherwise. */
+typedef enum mg_groups_flags { MG_GROUPS_OFFSETS = 1, MG_GROUPS_ON_HOST = 2 } mg_groups_flags;
+
 typedef struct mg_groups {
   const void* data;
   int64_t count;
   int64_t stride;
-  int32_t dtype;   /* MG_INT32 or MG_INT64 */
-  int32_t offsets; /* 0: sizes, 1: cumulative ends */
+  int32_t dtype; /* MG_INT32 or MG_INT64 */
+  int32_t flags; /* MG_GROUPS_OFFSETS: cumulative ends, not sizes; MG_GROUPS_ON_HOST: `data` is host memory */
 } mg_groups;
 
 /* c[i] = a[i] b[i] for i < batch, a [rows, inner], b [inner, cols], c [rows, cols].

@@ -41,7 +41,7 @@ MG_KERNEL static void group_scan(GroupScan a) {
   const int64_t count = a.groups.count, share = (count + kScanThreads - 1) / kScanThreads;
   const int64_t first = t * share < count ? t * share : count;
   const int64_t last = first + share < count ? first + share : count;
-  const bool offsets = a.groups.offsets != 0;
+  const bool offsets = (a.groups.flags & MG_GROUPS_OFFSETS) != 0;
 
   int64_t end = 0;
   for (int64_t g = first; g < last; ++g) end = next_end(end, read_group(a.groups, g), offsets, a.rows);

@@ -37,7 +37,7 @@ class Groups(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("dtype", ctypes.c_int32),
-        ("offsets", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
     ]
 
 

@@ -1,0 +1,59 @@
+// Formula: ends[g] = clamped cumulative end of group g, computed by every block for itself in shared memory, so that
+// a product is one launch. Layouts: groups with any stride; ends [G] int32.
+// Dtypes:  int32 or int64 groups, sizes or ends; N < 2^31.
+// Architectures: any GPU that nvcc or hipcc compile for.
+// Limits:  G <= kMostBlockGroups; the block has a whole number of warps, at most 32.
+#pragma once
+
+#include "kernels/grouped_mm/gpu_call.h"
+#include "kernels/grouped_mm/groups_simt.cuh"
+
+namespace multigemm {
+
+// The end after two neighbouring stretches of groups, given the end of each counted from row 0. Running maxima
+// (offsets) and saturating sums (sizes) are associative, so the scan may cut the groups anywhere.
+MG_DEVICE int32_t join_ends(int32_t before, int32_t mine, bool offsets, int32_t rows) {
+  if (offsets) return mine > before ? mine : before;
+  return mine < rows - before ? before + mine : rows;
+}
+
+// All threads of the block call it; `scratch` holds 32 int32. Ends with a barrier.
+MG_DEVICE void block_group_ends(const mg_groups& groups, int64_t row_count, int32_t* ends, int32_t* scratch) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
+  const int count = static_cast<int>(groups.count), share = (count + threads - 1) / threads;
+  const int first = thread * share < count ? thread * share : count;
+  const int last = first + share < count ? first + share : count;
+  const bool offsets = (groups.flags & MG_GROUPS_OFFSETS) != 0;
+  const int32_t rows = static_cast<int32_t>(row_count);
+
+  int32_t mine = 0;
+  for (int g = first; g < last; ++g)
+    mine = static_cast<int32_t>(simt::next_end(mine, simt::read_group(groups, g), offsets, rows));
+  int32_t through = mine;  // of this warp's threads up to this one
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, through, step);
+    if (lane >= step) through = join_ends(other, through, offsets, rows);
+  }
+  if (lane == 31) scratch[warp] = through;
+  int32_t before = __shfl_up_sync(0xffffffffu, through, 1);
+  if (lane == 0) before = 0;
+  __syncthreads();
+  if (warp == 0) {
+    int32_t total = lane < warps ? scratch[lane] : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, total, step);
+      if (lane >= step) total = join_ends(other, total, offsets, rows);
+    }
+    scratch[lane] = total;
+  }
+  __syncthreads();
+  if (warp > 0) before = join_ends(scratch[warp - 1], before, offsets, rows);
+  for (int g = first; g < last; ++g) {
+    before = static_cast<int32_t>(simt::next_end(before, simt::read_group(groups, g), offsets, rows));
+    ends[g] = before;
+  }
+  __syncthreads();
+}
+
+}  // namespace multigemm
