@@ -222,13 +222,16 @@ void fill_zeros(void* out, int64_t bytes, const int64_t* sizes, const int64_t* s
   const int64_t rows = sizes[0], batch = sizes[1], columns = sizes[2];
   if (rows <= 0 || batch <= 0 || columns <= 0) return;
   const bool solid = strides[2] == 1 && (strides[1] == columns || batch == 1);
-  const int64_t lines = solid ? rows : rows * batch, line = solid ? batch * columns : columns;
-  host.for_each(lines, std::max<int64_t>(1, 65536 / (line * bytes)), [&](int64_t i, int64_t) {
+  const int64_t lines = solid ? rows : rows * batch, line = (solid ? batch * columns : columns) * bytes;
+  // A matrix of zeros can be one long line: all threads take pieces of it.
+  const int64_t piece = std::min<int64_t>(line, 256 * 1024), pieces = (line + piece - 1) / piece;
+  host.for_each(lines * pieces, std::max<int64_t>(1, 65536 / piece), [&](int64_t task, int64_t) {
+    const int64_t i = task / pieces, first = task % pieces * piece;
     char* at =
         static_cast<char*>(out) + (solid ? i * strides[0] : i / batch * strides[0] + i % batch * strides[1]) * bytes;
     if (strides[2] == 1)
-      std::memset(at, 0, static_cast<size_t>(line * bytes));
-    else
+      std::memset(at + first, 0, static_cast<size_t>(std::min(piece, line - first)));
+    else if (first == 0)
       for (int64_t c = 0; c < columns; ++c) std::memset(at + c * strides[2] * bytes, 0, static_cast<size_t>(bytes));
   });
 }
