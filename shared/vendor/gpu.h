@@ -8,13 +8,9 @@
 #if defined(__HIPCC__) || defined(__HIP__)
 #include <hip/hip_runtime.h>
 #define MG_GPU 1
-#define MG_GPU_LAST_ERROR() static_cast<int>(hipGetLastError())
-typedef hipStream_t mg_gpu_stream;
 #elif defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define MG_GPU 1
-#define MG_GPU_LAST_ERROR() static_cast<int>(cudaGetLastError())
-typedef cudaStream_t mg_gpu_stream;
 #endif
 
 #if defined(MG_GPU)
@@ -26,6 +22,14 @@ typedef cudaStream_t mg_gpu_stream;
 namespace multigemm {
 namespace gpu {
 
+#if defined(__HIPCC__) || defined(__HIP__)
+typedef hipStream_t Stream;
+inline int last_error() { return static_cast<int>(hipGetLastError()); }
+#else
+typedef cudaStream_t Stream;
+inline int last_error() { return static_cast<int>(cudaGetLastError()); }
+#endif
+
 struct Queue {
   void* stream;
 };
@@ -34,8 +38,8 @@ struct Queue {
 template <class Arguments>
 int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
   const unsigned grid = static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff);
-  kernel<<<grid, threads, 0, static_cast<mg_gpu_stream>(queue.stream)>>>(arguments);
-  return MG_GPU_LAST_ERROR();
+  kernel<<<grid, threads, 0, static_cast<Stream>(queue.stream)>>>(arguments);
+  return last_error();
 }
 
 }  // namespace gpu

@@ -1,0 +1,52 @@
+// The device of one call: facts, guard, memory. Nothing of a device is kept between calls but its facts.
+#pragma once
+
+#include <string>
+
+#include "kernels/grouped_mm/gpu_call.h"
+#include "multigemm/abi.h"
+#include "vendor/gpu_runtime.h"
+
+namespace multigemm {
+
+// Throws Failure(MG_DEVICE_ERROR) with the runtime's name and text for a non-zero error number.
+void check_gpu(int error, const char* what);
+
+// Read once for each device. Throws Failure for a device that is not there.
+const DeviceFacts& device_facts(int ordinal);
+
+// Makes a device current for the scope, and the caller's again at its end, also after an exception.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int ordinal);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// Memory of the current device in the order of a stream: from the caller's allocator, else from the runtime's pool.
+class DeviceMemory {
+ public:
+  DeviceMemory(const mg_host* host, void* stream, int64_t bytes);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+
+ private:
+  const mg_host* host_;
+  void* stream_;
+  void* memory_ = nullptr;
+};
+
+// Whether the stream records a graph now.
+bool is_capturing(void* stream);
+
+}  // namespace multigemm
