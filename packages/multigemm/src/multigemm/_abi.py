@@ -27,6 +27,7 @@ STATUS_NAMES = (
 DTYPES = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4, "int32": 5, "int64": 6}
 PRECISIONS = {"": 0, "ieee": 1, "tf32": 2}
 IMPLEMENTATIONS = {"": 0, "native": 1, "blas": 2, "torch": 3, "simt": 4}
+GROUPS_OFFSETS, GROUPS_ON_HOST = 1, 2
 
 
 class Groups(ctypes.Structure):
@@ -218,9 +219,12 @@ def _strides(tensor: Any, names: str, *, shared: bool = False) -> list[int]:
     return strides
 
 
-def _groups(groups: Any, is_offsets: bool) -> Groups:
+def _groups(groups: Any, is_offsets: bool, x: Any) -> Groups:
     dtype = DTYPES[str(groups.dtype).removeprefix("torch.")]
-    return Groups(groups.data_ptr(), groups.shape[0], groups.stride(0), dtype, is_offsets)
+    flags = GROUPS_OFFSETS if is_offsets else 0
+    if groups.device.type == "cpu" and x.device.type != "cpu":
+        flags |= GROUPS_ON_HOST
+    return Groups(groups.data_ptr(), groups.shape[0], groups.stride(0), dtype, flags)
 
 
 def grouped_mm_problem(
@@ -232,10 +236,12 @@ def grouped_mm_problem(
     out: Any,
     precision: str = "",
     implementation: str = "",
+    stream: int | None = None,
 ) -> GroupedMM:
     """The problem of tensors x [N, (B,) K], w [G, (B,) K, M], bias [G, (B,) M] or None, out [N, (B,) M].
 
-    The caller keeps the tensors alive as long as the problem is used.
+    ``stream`` is a stream's handle; None is PyTorch's current stream on the device of x. The caller keeps
+    the tensors alive as long as the problem is used.
     """
     p = GroupedMM(struct_size=ctypes.sizeof(GroupedMM))
     p.rows, p.batch, p.inner = x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
@@ -247,8 +253,8 @@ def grouped_mm_problem(
     if bias is not None:
         p.bias = bias.data_ptr()
         p.bias_stride[:] = _strides(bias, "GBM", shared=True)
-    p.groups = _groups(groups, is_offsets)
-    _finish(p, x, out, precision, implementation)
+    p.groups = _groups(groups, is_offsets, x)
+    _finish(p, x, out, precision, implementation, stream)
     return p
 
 
@@ -261,10 +267,12 @@ def grouped_mm_wgrad_problem(
     out: Any,
     precision: str = "",
     implementation: str = "",
+    stream: int | None = None,
 ) -> GroupedMMWgrad:
     """The problem of tensors x [N, (B,) K], gy [N, (B,) M], out [G, (B or 1,) K, M].
 
-    The caller keeps the tensors alive as long as the problem is used.
+    ``stream`` is a stream's handle; None is PyTorch's current stream on the device of x. The caller keeps
+    the tensors alive as long as the problem is used.
     """
     p = GroupedMMWgrad(struct_size=ctypes.sizeof(GroupedMMWgrad), sum_batch=sum_batch)
     p.rows, p.batch, p.inner = x.shape[0], x.shape[1] if x.dim() == 3 else 1, x.shape[-1]
@@ -273,16 +281,26 @@ def grouped_mm_wgrad_problem(
     p.x_stride[:] = _strides(x, "NBK")
     p.gy_stride[:] = _strides(gy, "NBM")
     p.out_stride[:] = _strides(out, "GBKM")
-    p.groups = _groups(groups, is_offsets)
-    _finish(p, x, out, precision, implementation)
+    p.groups = _groups(groups, is_offsets, x)
+    _finish(p, x, out, precision, implementation, stream)
     return p
 
 
-def _finish(p: Any, x: Any, out: Any, precision: str, implementation: str) -> None:
+def _finish(p: Any, x: Any, out: Any, precision: str, implementation: str, stream: int | None) -> None:
     p.dtype = DTYPES[str(x.dtype).removeprefix("torch.")]
     p.out_dtype = DTYPES[str(out.dtype).removeprefix("torch.")]
     p.precision, p.implementation = PRECISIONS[precision], IMPLEMENTATIONS[implementation]
     p.device = x.device.index or 0
+    p.stream = _torch_stream(x.device) if stream is None else stream
+
+
+def _torch_stream(device: Any) -> int | None:
+    """The handle of PyTorch's current stream on a device; None where it has none (the CPU)."""
+    if device.type == "cpu":
+        return None
+    from .accelerator import get_accelerator
+
+    return getattr(get_accelerator(device).current_stream(), "cuda_stream", None)
 
 
 def explain(
@@ -318,6 +336,7 @@ def explain(
     plan = library.explain(problem)
     if plan is None:
         text = library.last_error()
-        raise NativeError(f"{op}: {text}", status=text.partition(":")[0], device=str(x.device))
+        stream = None if x.device.type == "cpu" else problem.stream or 0
+        raise NativeError(f"{op}: {text}", status=text.partition(":")[0], device=str(x.device), stream=stream)
     rejected = {other["kernel"]: other["why_not"] for other in plan["others"]}
     return {"kernel": plan["kernel"], "rejected": rejected, "notes": [plan["why"]]}

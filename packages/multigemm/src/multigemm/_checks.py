@@ -11,22 +11,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ._errors import DeviceError, DTypeError, GroupSizesError, OptionError, ShapeError
+from . import _rules
+from ._errors import DeviceError, DTypeError, ShapeError
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-PRECISIONS = (None, "ieee", "tf32")
-_DTYPE_NAMES = "float64, float32, float16 or bfloat16"
+_DTYPE_NAMES = _rules.DTYPE_NAMES
 
 
 def _tensor(op: str, name: str, value: object, dims: tuple[int, ...], layout: str) -> None:
     if not isinstance(value, torch.Tensor):
         raise DTypeError(f"{op}: {name} must be a torch.Tensor {layout}, got {type(value).__name__}.")
     if value.dim() not in dims:
-        raise ShapeError(f"{op}: {name} must have shape {layout}, got {_shape(value)}.")
-
-
-def _shape(t: torch.Tensor) -> str:
-    return "[" + ", ".join(str(n) for n in t.shape) + "]"
+        _rules.dims(op, name, value.shape, dims, layout)
 
 
 def _autocast_dtype(t: torch.Tensor) -> torch.dtype:
@@ -50,7 +46,7 @@ def _same_device(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> No
 def _dtypes(op: str, x: torch.Tensor, name: str, other: torch.Tensor) -> None:
     if x.dtype not in DTYPES:
         raise DTypeError(f"{op}: x must be {_DTYPE_NAMES}, got {_name(x.dtype)}.")
-    if _autocast_dtype(other) != _autocast_dtype(x):
+    if other.dtype != x.dtype and _autocast_dtype(other) != _autocast_dtype(x):
         raise DTypeError(
             f"{op}: {name} must have the dtype of x, {_name(x.dtype)}, got {_name(other.dtype)}; "
             f"convert one of them."
@@ -64,10 +60,7 @@ def _name(dtype: torch.dtype) -> str:
 def _options(op: str, out_dtype: torch.dtype | None, precision: str | None, implementation: object) -> None:
     if out_dtype is not None and out_dtype not in DTYPES:
         raise DTypeError(f"{op}: out_dtype must be {_DTYPE_NAMES}, got {_name(out_dtype)}.")
-    if precision not in PRECISIONS:
-        raise OptionError(f'{op}: precision must be None, "ieee" or "tf32", got {precision!r}.')
-    if implementation is not None and not isinstance(implementation, str):
-        raise OptionError(f"{op}: implementation must be a name or None, got {implementation!r}.")
+    _rules.options(op, precision, implementation)
 
 
 def groups_argument(
@@ -76,27 +69,23 @@ def groups_argument(
     offsets: torch.Tensor | Sequence[int] | None,
 ) -> tuple[torch.Tensor, bool]:
     """The one given of ``group_sizes`` and ``offsets`` as a tensor, and whether it is ``offsets``."""
-    if (group_sizes is None) == (offsets is None):
-        given = "neither" if group_sizes is None else "both"
-        raise GroupSizesError(f"{op}: give exactly one of group_sizes and offsets, got {given}.")
-    value = group_sizes if offsets is None else offsets
+    value, is_offsets = _rules.one_of(op, group_sizes, offsets)
     if not isinstance(value, torch.Tensor):
-        name = "group_sizes" if offsets is None else "offsets"
         if not isinstance(value, (list, tuple)) or not all(isinstance(n, int) for n in value):
             raise DTypeError(
-                f"{op}: {name} must be a 1-D int32 or int64 tensor or a list of integers, "
-                f"got {type(value).__name__}."
+                f"{op}: {_rules.groups_name(is_offsets)} must be a 1-D int32 or int64 tensor or a list of "
+                f"integers, got {type(value).__name__}."
             )
         value = torch.tensor(value, dtype=torch.int64)
-    return value, offsets is not None
+    return value, is_offsets
 
 
 def groups(op: str, x: torch.Tensor, value: torch.Tensor, offsets: bool) -> None:
-    name = "offsets" if offsets else "group_sizes"
+    name = _rules.groups_name(offsets)
     if value.dtype not in (torch.int32, torch.int64):
         raise DTypeError(f"{op}: {name} must be int32 or int64, got {_name(value.dtype)}.")
     if value.dim() != 1:
-        raise ShapeError(f"{op}: {name} must have shape [G], got {_shape(value)}.")
+        raise ShapeError(f"{op}: {name} must have shape [G], got {_rules.show(value.shape)}.")
     if value.device != x.device and value.device.type not in ("cpu", "meta"):
         raise DeviceError(
             f"{op}: {name} must be on the device of x, {x.device}, or on the CPU, got {value.device}."
@@ -114,46 +103,18 @@ def grouped_mm(
     implementation: str | None,
 ) -> None:
     op = "grouped_mm"
-    _tensor(op, "x", x, (2, 3), "[N, K] or [N, B, K]")
-    _tensor(op, "w", w, (3, 4), "[G, K, M], or [G, B, K, M] where x is [N, B, K]")
-    if w.dim() != x.dim() + 1:
-        want = (
-            "[G, K, M] where x is [N, K]"
-            if x.dim() == 2
-            else "[G, B, K, M] or [G, 1, K, M] where x is [N, B, K]"
-        )
-        raise ShapeError(f"{op}: w must have shape {want}, got w {_shape(w)} and x {_shape(x)}.")
+    _tensor(op, "x", x, (2, 3), _rules.X_LAYOUT)
+    _tensor(op, "w", w, (3, 4), _rules.W_LAYOUT)
+    _rules.w_fits_x(op, x.shape, w.shape)
     _same_device(op, x, "w", w)
     _dtypes(op, x, "w", w)
     groups(op, x, value, offsets)
-    if w.shape[0] != value.shape[0]:
-        name = "offsets" if offsets else "group_sizes"
-        raise ShapeError(
-            f"{op}: w must hold one matrix for each of the {value.shape[0]} entries of {name}, "
-            f"got w {_shape(w)}."
-        )
-    if w.shape[-2] != x.shape[-1]:
-        raise ShapeError(
-            f"{op}: the inner sizes K must agree: x {_shape(x)} has K = {x.shape[-1]}, "
-            f"w {_shape(w)} has K = {w.shape[-2]}."
-        )
-    if x.dim() == 3 and w.shape[1] != 1 and w.shape[1] != x.shape[1]:
-        raise ShapeError(
-            f"{op}: w must have B = {x.shape[1]} as x {_shape(x)} has, or 1 to share one matrix over B, "
-            f"got w {_shape(w)}."
-        )
+    _rules.grouped_mm(op, x.shape, w.shape, value.shape[0], offsets)
     if bias is not None:
-        _tensor(op, "bias", bias, (x.dim(),), "[G, M]" if x.dim() == 2 else "[G, B, M] or [G, 1, M]")
+        _tensor(op, "bias", bias, (x.dim(),), _rules.bias_layout(x.shape))
         _same_device(op, x, "bias", bias)
         _dtypes(op, x, "bias", bias)
-        fits = bias.shape[0] == w.shape[0] and bias.shape[-1] == w.shape[-1]
-        if x.dim() == 3 and bias.shape[1] != 1 and bias.shape[1] != x.shape[1]:
-            fits = False
-        if not fits:
-            batch = "" if x.dim() == 2 else f"{x.shape[1]} or 1, "
-            raise ShapeError(
-                f"{op}: bias must have shape [{w.shape[0]}, {batch}{w.shape[-1]}], got {_shape(bias)}."
-            )
+        _rules.bias(op, x.shape, w.shape, bias.shape)
     _options(op, out_dtype, precision, implementation)
 
 
@@ -167,14 +128,12 @@ def grouped_mm_wgrad(
     implementation: str | None,
 ) -> None:
     op = "grouped_mm_wgrad"
-    _tensor(op, "x", x, (2, 3), "[N, K] or [N, B, K]")
-    _tensor(op, "gy", gy, (2, 3), "[N, M], or [N, B, M] where x is [N, B, K]")
+    _tensor(op, "x", x, (2, 3), _rules.X_LAYOUT)
+    _tensor(op, "gy", gy, (2, 3), _rules.GY_LAYOUT)
     _same_device(op, x, "gy", gy)
     _dtypes(op, x, "gy", gy)
     groups(op, x, value, offsets)
-    if gy.dim() != x.dim() or gy.shape[:-1] != x.shape[:-1]:
-        want = f"[{', '.join(str(n) for n in x.shape[:-1])}, M]"
-        raise ShapeError(f"{op}: gy must have shape {want} to go with x {_shape(x)}, got {_shape(gy)}.")
+    _rules.wgrad(op, x.shape, gy.shape)
     _options(op, out_dtype, precision, implementation)
 
 
@@ -187,7 +146,7 @@ def output(
     if out.dtype not in DTYPES:
         raise DTypeError(f"{op}: out must be {_DTYPE_NAMES}, got {_name(out.dtype)}.")
     if tuple(out.shape) != shape:
-        raise ShapeError(f"{op}: out must have shape [{', '.join(map(str, shape))}], got {_shape(out)}.")
+        raise ShapeError(f"{op}: out must have shape {_rules.show(shape)}, got {_rules.show(out.shape)}.")
     _same_device(op, like, "out", out)
     if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ShapeError(f"{op}: out must not be an expanded tensor (stride 0), got strides {out.stride()}.")

@@ -10,12 +10,13 @@ import contextvars
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _plugins
 from ._errors import NotInstalled, OptionError
+
+if TYPE_CHECKING:
+    import torch
 
 NATIVE = ("native", "blas", "simt")
 BUILT_IN = ("reference", "torch", *NATIVE)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ._errors import GroupSizesError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def spans(groups: torch.Tensor, offsets: bool, rows: int) -> tuple[list[tuple[int, int]], int]:
@@ -29,7 +31,7 @@ def check_enabled() -> bool:
     return os.environ.get("MULTIGEMM_CHECK", "") not in ("", "0")
 
 
-def check_values(op: str, groups: torch.Tensor, offsets: bool, rows: int) -> None:
+def check_values(op: str, groups: Any, offsets: bool, rows: int) -> None:
     """Raise where a size is negative or the groups pass the rows. Synchronises with the device."""
     total = 0
     for index, value in enumerate(groups.tolist()):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _checks, _choice, _dispatch
-from ._errors import OptionError, ShapeError
+from . import _checks, _choice, _dispatch, _rules
+from ._errors import OptionError
 from .ops import _route
 
 
@@ -65,8 +65,8 @@ def explain(
         shape = (*x.shape[:-1], other.shape[-1])
     elif op == "grouped_mm_wgrad":
         _checks.grouped_mm_wgrad(x, other, groups, is_offsets, out_dtype, precision, implementation)
-        if sum_batch and x.dim() == 2:
-            raise ShapeError("grouped_mm_wgrad: sum_batch needs x [N, B, K], got x with two dimensions.")
+        if sum_batch:
+            _rules.sum_batch(op, x.shape)
         batch = (1,) if sum_batch else x.shape[1:-1]
         shape = (groups.shape[0], *batch, x.shape[-1], other.shape[-1])
     else:
@@ -98,7 +98,7 @@ def explain(
         bias,
         sum_batch,
         out,
-        precision or "",
+        precision or _precision(x),
         found.choice.name,
     )
     reasons.update(plan.get("rejected", {}))
@@ -113,6 +113,13 @@ def explain(
         reasons,
         tuple(notes),
     )
+
+
+def _precision(x: torch.Tensor) -> str:
+    """What torch's flags say of float32 products on this device, as a backend's call reads them."""
+    if x.dtype != torch.float32 or x.device.type == "cpu":
+        return ""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _other_backends(device_type: str, found: _route.Route) -> dict[str, str]:

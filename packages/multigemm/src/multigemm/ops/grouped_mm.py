@@ -10,7 +10,7 @@ of this operator and of ``grouped_mm_wgrad`` and walk the same route, at any ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,16 @@ def _empty(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None) -> t
     return x.new_empty((*x.shape[:-1], w.shape[-1]), dtype=out_dtype or x.dtype)
 
 
+def _function(
+    x: torch.Tensor, groups: torch.Tensor, offsets: bool, implementation: str
+) -> Callable[..., None]:
+    """The function that computes the product into ``out``; the sizes are checked where that is asked for."""
+    if _groups.check_enabled():
+        _groups.check_values("grouped_mm", groups, offsets, x.shape[0])
+    leaf = torch.ops.multigemm.native_grouped_mm.default
+    return _route.implementation("grouped_mm", leaf, x.device, implementation)
+
+
 def _out_kernel(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -108,11 +118,7 @@ def _out_kernel(
     implementation: str,
 ) -> None:
     """The kernel of every device: writes all of ``out``."""
-    if _groups.check_enabled():
-        _groups.check_values("grouped_mm", groups, offsets, x.shape[0])
-    leaf = torch.ops.multigemm.native_grouped_mm.default
-    run = _route.implementation("grouped_mm", leaf, x.device, implementation)
-    run(x, w, groups, offsets, bias, out, precision)
+    _function(x, groups, offsets, implementation)(x, w, groups, offsets, bias, out, precision)
 
 
 def _kernel(
@@ -125,8 +131,9 @@ def _kernel(
     precision: str,
     implementation: str,
 ) -> torch.Tensor:
+    run = _function(x, groups, offsets, implementation)  # before memory is taken: it may refuse the call
     out = _empty(x, w, out_dtype)
-    _out_kernel(x, w, groups, offsets, bias, out, precision, implementation)
+    run(x, w, groups, offsets, bias, out, precision)
     return out
 
 

@@ -9,13 +9,13 @@ It is the gradient of ``grouped_mm`` in the weights, and closes the pair under d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .. import _checks, _choice, _groups
-from .._errors import OptionError, ShapeError
+from .. import _checks, _choice, _groups, _rules
+from .._errors import OptionError
 from . import _autocast, _route, _vmap
 from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
 
@@ -91,13 +91,23 @@ def _check(
     implementation: str | None,
 ) -> None:
     _checks.grouped_mm_wgrad(x, gy, groups, offsets, out_dtype, precision, implementation)
-    if sum_batch and x.dim() == 2:
-        raise ShapeError("grouped_mm_wgrad: sum_batch needs x [N, B, K], got x with two dimensions.")
+    if sum_batch:
+        _rules.sum_batch("grouped_mm_wgrad", x.shape)
 
 
 def _shape(x: torch.Tensor, gy: torch.Tensor, groups: torch.Tensor, sum_batch: bool) -> tuple[int, ...]:
     batch = (1,) if sum_batch else x.shape[1:-1]
     return (groups.shape[0], *batch, x.shape[-1], gy.shape[-1])
+
+
+def _function(
+    x: torch.Tensor, groups: torch.Tensor, offsets: bool, implementation: str
+) -> Callable[..., None]:
+    """The function that computes the product into ``out``; the sizes are checked where that is asked for."""
+    if _groups.check_enabled():
+        _groups.check_values("grouped_mm_wgrad", groups, offsets, x.shape[0])
+    leaf = torch.ops.multigemm.native_grouped_mm_wgrad.default
+    return _route.implementation("grouped_mm_wgrad", leaf, x.device, implementation)
 
 
 def _out_kernel(
@@ -111,11 +121,7 @@ def _out_kernel(
     implementation: str,
 ) -> None:
     """The kernel of every device: writes all of ``out``."""
-    if _groups.check_enabled():
-        _groups.check_values("grouped_mm_wgrad", groups, offsets, x.shape[0])
-    leaf = torch.ops.multigemm.native_grouped_mm_wgrad.default
-    run = _route.implementation("grouped_mm_wgrad", leaf, x.device, implementation)
-    run(x, gy, groups, offsets, sum_batch, out, precision)
+    _function(x, groups, offsets, implementation)(x, gy, groups, offsets, sum_batch, out, precision)
 
 
 def _kernel(
@@ -128,8 +134,9 @@ def _kernel(
     precision: str,
     implementation: str,
 ) -> torch.Tensor:
+    run = _function(x, groups, offsets, implementation)  # before memory is taken: it may refuse the call
     out = x.new_empty(_shape(x, gy, groups, sum_batch), dtype=out_dtype or x.dtype)
-    _out_kernel(x, gy, groups, offsets, sum_batch, out, precision, implementation)
+    run(x, gy, groups, offsets, sum_batch, out, precision)
     return out
 
 
