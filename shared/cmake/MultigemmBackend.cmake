@@ -1,31 +1,38 @@
-# multigemm_add_backend(NAME cpu KIND cpu [MAJOR n] SOURCES ...): one backend library with its backend.json.
+# multigemm_add_backend(NAME cpu KIND cpu SOURCES ...): one backend library with its backend.json.
 #
-#   NAME     suffix of the library, of its exported mg_* functions and of the import package multigemm_<NAME>
-#   SOURCES  files under shared/, each compiled once
-#   LEVELS   x86-64 levels for kernels/grouped_mm/cpu_level.cpp, compiled once for each
-#   RPATH    folders, relative to the library, of the vendor libraries in other wheels
-#   NEEDED   vendor libraries to link, by path
-#   INFO     the fields of backend.json that are this backend's own, as JSON members
+#   NAME           suffix of the library, of its exported mg_* functions and of the import package multigemm_<NAME>
+#   KIND           cpu or cuda; a cuda backend has MG_CUDA=1 defined and its own static copy of the CUDA runtime
+#   SOURCES        files under shared/, each compiled once
+#   LEVELS         x86-64 levels for kernels/grouped_mm/cpu_level.cpp, compiled once for each
+#   ARCHITECTURES  of a cuda backend, by CUDA's names: machine code for sm_90a, PTX for compute_120
+#   INCLUDES       more folders of headers
+#   RPATH          folders, relative to the library, of the vendor libraries in other wheels
+#   NEEDED         vendor libraries to link, by path
+#   INFO           the fields of backend.json that are this backend's own, as JSON members
 include_guard()
 set(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/..")
 
-# PyTorch's headers come from the torch package of the build environment; nothing of torch is linked.
-function(multigemm_find_torch_headers out)
-  set(found "${MULTIGEMM_TORCH_INCLUDE}")
+# The folder PATH of the Python package PACKAGE that holds FILE, asked without importing it, or empty. A variable of
+# the name OVERRIDE, CMake's or the environment's, goes first.
+function(multigemm_find_in_package out package path file override)
+  set(found "${${override}}")
   if(NOT found)
-    set(found "$ENV{MULTIGEMM_TORCH_INCLUDE}")
+    set(found "$ENV{${override}}")
   endif()
   if(NOT found)
     execute_process(
       COMMAND "${Python_EXECUTABLE}" -c
-              "import importlib.util as u, os; print(os.path.join(os.path.dirname(u.find_spec('torch').origin), 'include'))"
+              "import importlib.util as u, os, sys; s = u.find_spec('${package}')
+for root in (s and s.submodule_search_locations) or ():
+    folder = os.path.join(root, '${path}')
+    if os.path.exists(os.path.join(folder, '${file}')):
+        sys.exit(print(folder))"
       OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
-  if(NOT EXISTS "${found}/torch/csrc/stable/library.h")
+  if(NOT EXISTS "${found}/${file}")
     message(FATAL_ERROR
-      "PyTorch's stable-ABI headers were not found (looked for torch/csrc/stable/library.h in '${found}'). "
-      "Build with --no-build-isolation in an environment that has torch 2.10 or newer, or set "
-      "MULTIGEMM_TORCH_INCLUDE to the include folder of such a torch package.")
+      "${file} was not found (looked in '${found}'). Build with --no-build-isolation in an environment that has the "
+      "Python package that brings it, as the README of this package says, or set ${override} to its folder.")
   endif()
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
@@ -42,10 +49,58 @@ function(multigemm_commit out)
   set(${out} "${commit}" PARENT_SCOPE)
 endfunction()
 
+# What a CUDA source is compiled for, in CMake's names. The stem says what it needs: *_sm90 is for that architecture alone,
+# with its own instructions (sm_90a); *_sm80 for that and later ones; any other for all.
+function(multigemm_source_architectures out source)
+  get_filename_component(stem "${source}" NAME_WE)
+  set(chosen "")
+  foreach(name IN LISTS ARGN)
+    if(NOT name MATCHES "^(sm|compute)_([0-9]+)([af]?)$")
+      message(FATAL_ERROR "'${name}' is not an architecture: sm_80, sm_90a (machine code) and compute_120 (PTX) are.")
+    endif()
+    set(number ${CMAKE_MATCH_2})
+    set(letter "${CMAKE_MATCH_3}")
+    string(REGEX REPLACE "^sm_(.*)" "\\1-real" target "${name}")
+    string(REGEX REPLACE "^compute_(.*)" "\\1-virtual" target "${target}")
+    if(NOT stem MATCHES "_sm([0-9]+)$")
+      list(APPEND chosen ${target})
+    elseif(CMAKE_MATCH_1 LESS 90 AND number GREATER_EQUAL CMAKE_MATCH_1)
+      list(APPEND chosen ${target})
+    elseif(CMAKE_MATCH_1 EQUAL number AND letter)
+      list(APPEND chosen ${target})
+    endif()
+  endforeach()
+  if(NOT chosen)
+    message(FATAL_ERROR "${source} cannot be compiled for any of ${ARGN}")
+  endif()
+  set(${out} "${chosen}" PARENT_SCOPE)
+endfunction()
+
+# Object libraries of a backend's CUDA sources, one for each set of architectures, linked into it.
+function(multigemm_add_cuda_sources target)
+  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS" ${ARGN})
+  foreach(source IN LISTS arg_SOURCES)
+    multigemm_source_architectures(architectures "${source}" ${arg_ARCHITECTURES})
+    string(REGEX REPLACE "[^0-9a-z]+" "_" suffix "${architectures}")
+    set(objects "cuda_${suffix}")
+    if(NOT TARGET ${objects})
+      add_library(${objects} OBJECT)
+      set_target_properties(${objects} PROPERTIES
+        CUDA_ARCHITECTURES "${architectures}" CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_EXTENSIONS OFF
+        POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+      target_include_directories(${objects} PRIVATE ${arg_INCLUDES})
+      target_compile_definitions(${objects} PRIVATE ${arg_DEFINITIONS})
+      target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr)
+      target_link_libraries(${target} PRIVATE ${objects})
+    endif()
+    target_sources(${objects} PRIVATE "${source}")
+  endforeach()
+endfunction()
+
 function(multigemm_add_backend)
-  cmake_parse_arguments(arg "" "NAME;KIND;INFO" "SOURCES;LEVELS;RPATH;NEEDED;INCLUDES" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;KIND;INFO" "SOURCES;LEVELS;ARCHITECTURES;RPATH;NEEDED;INCLUDES" ${ARGN})
   file(STRINGS "${MULTIGEMM_SHARED}/version.txt" version LIMIT_COUNT 1)
-  multigemm_find_torch_headers(torch_include)
+  multigemm_find_in_package(torch_include torch include torch/csrc/stable/library.h MULTIGEMM_TORCH_INCLUDE)
   set(target multigemm_${arg_NAME})
 
   # torch's own library is found by its SONAME among those already loaded, so an empty one to link against is enough.
@@ -56,6 +111,9 @@ function(multigemm_add_backend)
 
   set(level_targets "")
   list(TRANSFORM arg_SOURCES PREPEND "${MULTIGEMM_SHARED}/")
+  set(cuda_sources ${arg_SOURCES})
+  list(FILTER cuda_sources INCLUDE REGEX "\\.cu$")
+  list(FILTER arg_SOURCES EXCLUDE REGEX "\\.cu$")
   add_library(${target} MODULE ${arg_SOURCES})
   set(includes "${MULTIGEMM_SHARED}" "${MULTIGEMM_SHARED}/include" ${arg_INCLUDES})
   foreach(level IN LISTS arg_LEVELS)
@@ -77,9 +135,18 @@ function(multigemm_add_backend)
 
   target_include_directories(${target} PRIVATE ${includes})
   target_include_directories(${target} SYSTEM PRIVATE "${torch_include}")
+  set(definitions MG_SUFFIX=${arg_NAME} "MG_VERSION=\"${version}\"")
+  if(arg_KIND STREQUAL "cuda")
+    list(APPEND definitions MG_CUDA=1)
+    find_package(CUDAToolkit REQUIRED)
+    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    multigemm_add_cuda_sources(${target} SOURCES ${cuda_sources} ARCHITECTURES ${arg_ARCHITECTURES}
+      INCLUDES ${includes} DEFINITIONS ${definitions})
+    set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  endif()
   # 2.10 is 0x020A: computed, because a hexadecimal 10 (0x0210) would mean 2.16.
-  target_compile_definitions(${target} PRIVATE MG_SUFFIX=${arg_NAME} "MG_VERSION=\"${version}\""
-    "TORCH_TARGET_VERSION=((2ULL << 56) | (10ULL << 48))")
+  target_compile_definitions(${target} PRIVATE ${definitions} "TORCH_TARGET_VERSION=((2ULL << 56) | (10ULL << 48))")
   target_compile_options(${target} PRIVATE -Wall -Wextra)
 
   # Exported: the C ABI and nothing else.

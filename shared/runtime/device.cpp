@@ -12,8 +12,8 @@ DeviceFacts read_facts(int ordinal) {
   int count = 0;
   check_gpu(gpu::device_count(&count), "counting the devices");
   if (ordinal < 0 || ordinal >= count)
-    throw Failure(MG_INVALID_ARGUMENT, "device is " + std::to_string(ordinal) + ", but there are " +
-                                           std::to_string(count) + " devices");
+    throw Failure(MG_INVALID_ARGUMENT,
+                  "device is " + std::to_string(ordinal) + ", but there are " + std::to_string(count) + " devices");
   auto read = [&](gpu::Attribute which) {
     int value = 0;
     check_gpu(gpu::attribute(&value, which, ordinal), "reading a device's attributes");

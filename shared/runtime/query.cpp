@@ -1,28 +1,8 @@
-// What this library says about itself.
-#include <string>
+// The C functions that tell what this library is.
+#include "runtime/query.h"
 
-#include "blas/blas.h"
-#include "kernels/grouped_mm/cpu_levels.h"
-#include "kernels/grouped_mm/table.h"
+#include "multigemm/abi.h"
 #include "runtime/status.h"
-
-namespace multigemm {
-namespace {
-
-std::string query() {
-  std::string rows, wgrad;
-  for (const KernelRow& row : kKernels) {
-    rows += std::string(rows.empty() ? "\"" : ", \"") + row.rows_name + "\"";
-    wgrad += std::string(wgrad.empty() ? "\"" : ", \"") + row.wgrad_name + "\"";
-  }
-  return "{\"protocol\": " + std::to_string(MG_PROTOCOL) + ", \"abi\": " + std::to_string(MG_ABI) +
-         ", \"version\": \"" MG_VERSION "\", \"name\": \"cpu\", \"kind\": \"cpu\", \"level\": \"" + cpu_level().name +
-         "\", \"blas\": \"" + blas_name() + "\", \"kernels\": {\"grouped_mm\": [" + rows +
-         "], \"grouped_mm_wgrad\": [" + wgrad + "]}}";
-}
-
-}  // namespace
-}  // namespace multigemm
 
 extern "C" const char* MG_NAME(mg_query)(void) {
   static const std::string text = multigemm::query();

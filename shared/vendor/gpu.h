@@ -18,6 +18,7 @@
 #define MG_KERNEL __global__
 #define MG_DEVICE __device__ __forceinline__
 #define MG_SHARED __shared__
+#define MG_UNROLL _Pragma("unroll")
 
 namespace multigemm {
 namespace gpu {
@@ -52,5 +53,6 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
 #define MG_KERNEL
 #define MG_DEVICE inline
 #define MG_SHARED static thread_local
+#define MG_UNROLL
 
 #endif

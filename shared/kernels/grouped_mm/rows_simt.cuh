@@ -57,20 +57,22 @@ MG_KERNEL void rows_simt(RowsArguments a) {
                 : A(0);
       }
       __syncthreads();
-      for (int k = 0; k < kDepth; ++k)
-        for (int i = 0; i < kSums; ++i)
-          for (int j = 0; j < kSums; ++j) sums[i][j] += x_tile[k][ty + 8 * i] * w_tile[k][tx + 8 * j];
+      MG_UNROLL
+      for (int k = 0; k < kDepth; ++k) MG_UNROLL
+      for (int i = 0; i < kSums; ++i) MG_UNROLL
+      for (int j = 0; j < kSums; ++j) sums[i][j] += x_tile[k][ty + 8 * i] * w_tile[k][tx + 8 * j];
       __syncthreads();
     }
-    for (int i = 0; i < kSums; ++i)
-      for (int j = 0; j < kSums; ++j) {
-        const int64_t n = n0 + ty + 8 * i, m = m0 + tx + 8 * j;
-        if (n >= end || m >= p.outer) continue;
-        A value = sums[i][j];
-        if (p.bias && g < groups)
-          value += load<A>(p.bias, p.dtype, g * p.bias_stride[0] + b * p.bias_stride[1] + m * p.bias_stride[2]);
-        store<A>(p.out, p.out_dtype, n * p.out_stride[0] + b * p.out_stride[1] + m * p.out_stride[2], value);
-      }
+    MG_UNROLL
+    for (int i = 0; i < kSums; ++i) MG_UNROLL
+    for (int j = 0; j < kSums; ++j) {
+      const int64_t n = n0 + ty + 8 * i, m = m0 + tx + 8 * j;
+      if (n >= end || m >= p.outer) continue;
+      A value = sums[i][j];
+      if (p.bias && g < groups)
+        value += load<A>(p.bias, p.dtype, g * p.bias_stride[0] + b * p.bias_stride[1] + m * p.bias_stride[2]);
+      store<A>(p.out, p.out_dtype, n * p.out_stride[0] + b * p.out_stride[1] + m * p.out_stride[2], value);
+    }
   }
 }
 

@@ -42,19 +42,20 @@ MG_KERNEL void wgrad_simt(WgradArguments a) {
                   : A(0);
         }
         __syncthreads();
-        for (int d = 0; d < kDepth; ++d)
-          for (int i = 0; i < kSums; ++i)
-            for (int j = 0; j < kSums; ++j) sums[i][j] += x_tile[d][ty + 8 * i] * gy_tile[d][tx + 8 * j];
+        MG_UNROLL
+        for (int d = 0; d < kDepth; ++d) MG_UNROLL
+        for (int i = 0; i < kSums; ++i) MG_UNROLL
+        for (int j = 0; j < kSums; ++j) sums[i][j] += x_tile[d][ty + 8 * i] * gy_tile[d][tx + 8 * j];
         __syncthreads();
       }
-    for (int i = 0; i < kSums; ++i)
-      for (int j = 0; j < kSums; ++j) {
-        const int64_t k = k0 + ty + 8 * i, m = m0 + tx + 8 * j;
-        if (k < p.inner && m < p.outer)
-          store<A>(p.out, p.out_dtype,
-                   g * p.out_stride[0] + out_b * p.out_stride[1] + k * p.out_stride[2] + m * p.out_stride[3],
-                   sums[i][j]);
-      }
+    MG_UNROLL
+    for (int i = 0; i < kSums; ++i) MG_UNROLL
+    for (int j = 0; j < kSums; ++j) {
+      const int64_t k = k0 + ty + 8 * i, m = m0 + tx + 8 * j;
+      if (k < p.inner && m < p.outer)
+        store<A>(p.out, p.out_dtype,
+                 g * p.out_stride[0] + out_b * p.out_stride[1] + k * p.out_stride[2] + m * p.out_stride[3], sums[i][j]);
+    }
   }
 }
 

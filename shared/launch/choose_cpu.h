@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "kernels/grouped_mm/table.h"
+#include "kernels/grouped_mm/table_cpu.h"
 
 namespace multigemm {
 

@@ -1,4 +1,4 @@
-#include "launch/choose.h"
+#include "launch/choose_cpu.h"
 
 #include "launch/checks.h"
 #include "runtime/status.h"

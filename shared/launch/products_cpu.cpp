@@ -1,4 +1,4 @@
-#include "launch/products.h"
+#include "launch/products_cpu.h"
 
 #include <algorithm>
 #include <cstring>

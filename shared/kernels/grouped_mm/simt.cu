@@ -1,0 +1,143 @@
+#include "kernels/grouped_mm/simt.h"
+
+#include "kernels/grouped_mm/wgrad_simt.cuh"
+
+namespace multigemm {
+namespace simt {
+namespace {
+
+constexpr int kLineThreads = 256;
+constexpr int64_t kMostBlocks = 1 << 16;  // the kernels below loop over what is left
+
+struct Scaling {
+  const int64_t* from;
+  int64_t* to;
+  int64_t count, scale;
+};
+
+MG_KERNEL void scale_numbers(Scaling a) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < a.count; i += int64_t{gridDim.x} * blockDim.x)
+    a.to[i] = a.from[i] * a.scale;
+}
+
+constexpr int kNumbersAtOnce = 480;  // kernel arguments may take 4 KB
+
+struct Numbers {
+  int64_t* to;
+  int64_t count;
+  int64_t values[kNumbersAtOnce];
+};
+
+MG_KERNEL void write_values(Numbers a) {
+  for (int64_t i = threadIdx.x; i < a.count; i += blockDim.x) a.to[i] = a.values[i];
+}
+
+template <class T>
+MG_KERNEL void pack_rows(Packing a) {
+  const int64_t line = a.batch * a.columns;
+  for (int64_t n = blockIdx.x; n < a.rows; n += gridDim.x)
+    for (int64_t i = threadIdx.x; i < line; i += blockDim.x)
+      static_cast<T*>(a.to)[n * a.to_row + i] =
+          static_cast<const T*>(a.from)[n * a.stride[0] + i / a.columns * a.stride[1] + i % a.columns * a.stride[2]];
+}
+
+// Neighbouring threads read neighbouring rows: for sources that are transposed.
+template <class T>
+MG_KERNEL void pack_transposed(Packing a) {
+  __shared__ T tile[32][33];
+  const int64_t column_tiles = (a.columns + 31) / 32, row_tiles = (a.rows + 31) / 32;
+  const int x = static_cast<int>(threadIdx.x % 32), y = static_cast<int>(threadIdx.x / 32);
+  for (int64_t t = blockIdx.x; t < row_tiles * column_tiles * a.batch; t += gridDim.x) {
+    const int64_t c0 = t % column_tiles * 32, b = t / column_tiles % a.batch, n0 = t / column_tiles / a.batch * 32;
+    for (int i = y; i < 32; i += kLineThreads / 32)
+      if (n0 + x < a.rows && c0 + i < a.columns)
+        tile[i][x] = static_cast<const T*>(a.from)[(n0 + x) * a.stride[0] + b * a.stride[1] + (c0 + i) * a.stride[2]];
+    __syncthreads();
+    for (int i = y; i < 32; i += kLineThreads / 32)
+      if (n0 + i < a.rows && c0 + x < a.columns)
+        static_cast<T*>(a.to)[(n0 + i) * a.to_row + b * a.columns + c0 + x] = tile[x][i];
+    __syncthreads();
+  }
+}
+
+template <class T>
+int pack_as(const Packing& packing, void* stream) {
+  const auto size = [](int64_t stride) { return stride < 0 ? -stride : stride; };
+  const bool transposed = size(packing.stride[0]) < size(packing.stride[2]) && packing.stride[0] != 0;
+  const int64_t blocks = packing.rows < kMostBlocks ? packing.rows : kMostBlocks;
+  return gpu::launch(transposed ? pack_transposed<T> : pack_rows<T>, blocks, kLineThreads, {stream}, packing);
+}
+
+struct BiasArguments {
+  mg_grouped_mm_problem p;
+  const int64_t* ends;
+};
+
+template <class A>
+MG_KERNEL void bias_rows(BiasArguments a) {
+  const mg_grouped_mm_problem& p = a.p;
+  const int64_t groups = p.groups.count, line = p.batch * p.outer;
+  for (int64_t n = blockIdx.x; n < p.rows; n += gridDim.x) {
+    int64_t low = 0, high = groups;  // the first g with ends[g] > n
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (a.ends[middle] > n)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    if (low == groups) return;
+    for (int64_t i = threadIdx.x; i < line; i += blockDim.x) {
+      const int64_t b = i / p.outer, m = i % p.outer;
+      const int64_t at = n * p.out_stride[0] + b * p.out_stride[1] + m * p.out_stride[2];
+      const int64_t from = low * p.bias_stride[0] + b * p.bias_stride[1] + m * p.bias_stride[2];
+      store<A>(p.out, p.out_dtype, at, load<A>(p.out, p.out_dtype, at) + load<A>(p.bias, p.dtype, from));
+    }
+  }
+}
+
+}  // namespace
+
+int rows(const mg_grouped_mm_problem& p, int64_t* room, void* stream) { return launch_rows_simt(p, room, {stream}); }
+
+int wgrad(const mg_grouped_mm_wgrad_problem& p, int64_t* room, void* stream) {
+  return launch_wgrad_simt(p, room, {stream});
+}
+
+int scaled_ends(const mg_groups& groups, int64_t rows, int64_t scale, int64_t* ends, int64_t* room, void* stream) {
+  const GroupScan scan{groups, rows, 1, room, room + groups.count};
+  const int error = gpu::launch(group_scan, 1, kScanThreads, {stream}, scan);
+  if (error) return error;
+  const Scaling scaling{room, ends, groups.count, scale};
+  return gpu::launch(scale_numbers, (groups.count + kLineThreads - 1) / kLineThreads, kLineThreads, {stream}, scaling);
+}
+
+int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream) {
+  for (int64_t first = 0; first < count; first += kNumbersAtOnce) {
+    Numbers numbers;
+    numbers.to = to + first;
+    numbers.count = count - first < kNumbersAtOnce ? count - first : kNumbersAtOnce;
+    memcpy(numbers.values, from + first, static_cast<size_t>(numbers.count) * sizeof(int64_t));
+    const int error = gpu::launch(write_values, 1, kLineThreads, {stream}, numbers);
+    if (error) return error;
+  }
+  return 0;
+}
+
+int pack(const Packing& packing, void* stream) {
+  switch (packing.element_bytes) {
+    case 8: return pack_as<uint64_t>(packing, stream);
+    case 4: return pack_as<uint32_t>(packing, stream);
+    default: return pack_as<uint16_t>(packing, stream);
+  }
+}
+
+int add_bias(const mg_grouped_mm_problem& p, const int64_t* ends, void* stream) {
+  const int64_t blocks = p.rows < kMostBlocks ? p.rows : kMostBlocks;
+  const BiasArguments arguments{p, ends};
+  return p.dtype == MG_FLOAT64 ? gpu::launch(bias_rows<double>, blocks, kLineThreads, {stream}, arguments)
+                               : gpu::launch(bias_rows<float>, blocks, kLineThreads, {stream}, arguments);
+}
+
+}  // namespace simt
+}  // namespace multigemm

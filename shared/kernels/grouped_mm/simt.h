@@ -1,0 +1,38 @@
+// The portable kernels and their helpers on a GPU, for host code. Each returns 0 or the runtime's error number.
+#pragma once
+
+#include "kernels/grouped_mm/gpu_call.h"
+
+namespace multigemm {
+namespace simt {
+
+// int64 elements of workspace that the two products need.
+constexpr int64_t room_for(int64_t groups) { return 2 * groups + 2; }
+
+int rows(const mg_grouped_mm_problem& p, int64_t* room, void* stream);
+int wgrad(const mg_grouped_mm_wgrad_problem& p, int64_t* room, void* stream);
+
+// ends[g] = scale times the clamped cumulative end of group g; `room` holds room_for(G) elements, ends lie elsewhere.
+int scaled_ends(const mg_groups& groups, int64_t rows, int64_t scale, int64_t* ends, int64_t* room, void* stream);
+
+// Copies `count` numbers of host memory to the device as kernel arguments: valid in a graph, whatever becomes of
+// `from`.
+int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream);
+
+// to [N, B, C] = from [N, B, C] of the same element size; strides of `from` in elements, any; `to` has rows of
+// `to_row` elements, unit stride along C and C along B.
+struct Packing {
+  const void* from;
+  int64_t stride[3];
+  void* to;
+  int64_t to_row;
+  int64_t rows, batch, columns;
+  int element_bytes;
+};
+int pack(const Packing& packing, void* stream);
+
+// out[n, b, m] += bias[g(n), b, m] with one rounding; ends [G] on the device.
+int add_bias(const mg_grouped_mm_problem& p, const int64_t* ends, void* stream);
+
+}  // namespace simt
+}  // namespace multigemm
