@@ -35,27 +35,34 @@ PACKAGES: dict[str, dict[str, Any]] = {"front": MATRIX["front"]} | {b["name"]: b
 NATIVE = [name for name in PACKAGES if name != "front"]
 DIST = ROOT / "dist"
 PINS = ("-c", str(ROOT / "ci" / "constraints.txt"))
+DISASSEMBLER = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")
 CPP = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".hip")
 
 
 # --- environments ---------------------------------------------------------------------------------
 
 
-def shared_environment(session: nox.Session, name: str, *requirements: str) -> Path:
-    """Return the interpreter of an environment that several sessions use; make it when it is not there."""
+def shared_environment(
+    session: nox.Session, name: str, *requirements: str, headers: tuple[str, ...] = ()
+) -> Path:
+    """Return the interpreter of an environment that several sessions use; make it when it is not there.
+
+    Of ``headers`` only files are used, so they come without what they require.
+    """
     folder = cache(session) / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / "complete.txt"
     pins = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
-    key = "\n".join([sys.version, *requirements, pins])
+    key = "\n".join([sys.version, *requirements, *headers, pins])
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != key:
         session.run(
             sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
         )
         session.log(f"installing {', '.join(requirements)} into {folder}")
-        session.run(
-            str(python), "-m", "pip", "install", "-q", *PINS, *requirements, external=True, silent=True
-        )
+        for wanted in (requirements, ("--no-deps", *headers) if headers else ()):
+            if wanted:
+                command = [str(python), "-m", "pip", "install", "-q", *PINS, *wanted]
+                session.run(*command, external=True, silent=True)
         stamp.write_text(key, encoding="utf-8")
     return python
 
@@ -129,31 +136,63 @@ def is_by_product(file: Path) -> bool:
     return any(part in ("__pycache__", "build", "dist") or part.startswith(".") for part in folders)
 
 
-def can_build(name: str) -> bool:
-    """Tell whether this machine has the compiler that a wheel needs; CI must have it."""
+def missing_compiler(name: str) -> str:
+    """Return which compiler a wheel needs that this machine lacks, or nothing; CI must have them all."""
     if name == "front" or os.environ.get("CI"):
-        return True
-    return any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++"))
+        return ""
+    if not any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        return "no C++ compiler was found"
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
+    if PACKAGES[name]["kind"] == "cuda" and not shutil.which(os.environ.get("CUDACXX", "nvcc")):
+        return "" if toolkit.exists() else "no nvcc was found"
+    return ""
+
+
+def architectures_of(name: str) -> str:
+    """Return what a GPU wheel is built for: MULTIGEMM_CUDA_ARCHITECTURES; "release" means all of them."""
+    if PACKAGES[name].get("kind") != "cuda":
+        return ""
+    given = os.environ.get("MULTIGEMM_CUDA_ARCHITECTURES", "")
+    if given not in ("", "release"):
+        return given
+    return ";".join(PACKAGES[name]["architectures" if given else "quick"])
+
+
+def build_environment(session: nox.Session, name: str) -> str:
+    """Return the interpreter that builds a package; each toolkit's libraries are in one of their own."""
+    # No build isolation: a native wheel needs PyTorch's headers, which a requirement would download again.
+    requirements = {"build", "hatchling", "scikit-build-core", "cmake", "ninja"}
+    if PACKAGES[name].get("kind") == "cuda":
+        requirements.add("nvidia-cublas")
+        folder, headers = f"build-{name}", ("nvidia-cutlass",)
+    else:
+        requirements.add("scipy-openblas32")
+        folder, headers = "build", ()
+    return str(shared_environment(session, folder, *sorted(requirements), headers=headers))
 
 
 def build_wheel(session: nox.Session, name: str) -> Path:
     """Return the wheel of a package in dist/, built now unless it is there and as new as its sources."""
     package = PACKAGES[name]
     stem = package["distribution"].replace("-", "_")
-    stamp, sources = DIST / f".{name}.sources", sources_of(name)
+    stamp, architectures = DIST / f".{name}.sources", architectures_of(name)
+    sources = f"{sources_of(name)} {architectures}".strip()
     wheels = list(DIST.glob(f"{stem}-*.whl"))
     if len(wheels) == 1 and stamp.exists() and stamp.read_text(encoding="utf-8") == sources:
         return wheels[0]
     for old in [*wheels, *DIST.glob(f"{stem}-*.tar.gz")]:
         old.unlink()
-    # No build isolation: a native wheel needs PyTorch's headers, which a requirement would download again.
-    requirements = {"build", "hatchling", "scikit-build-core", "cmake", "ninja", "scipy-openblas32"}
-    python = str(shared_environment(session, "build", *sorted(requirements)))
+    python = build_environment(session, name)
     arguments = ["--outdir", str(DIST), str(ROOT / package["folder"])]
     if name in NATIVE:
         lend_torch(session, python)
         arguments = ["--wheel", *arguments]  # shared/ lies outside the package, so it has no sdist
-    environment = {"PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
+        # One compiler for each core: a CUDA one takes gigabytes.
+        "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1)),
+        **({"MULTIGEMM_CUDA_ARCHITECTURES": architectures} if architectures else {}),
+    }
     session.run(
         python, "-m", "build", "--no-isolation", *arguments, external=True, env=environment, silent=True
     )
@@ -195,8 +234,8 @@ def typecheck(session: nox.Session) -> None:
 @nox.parametrize("backend", list(PACKAGES), ids=list(PACKAGES))
 def build(session: nox.Session, backend: str) -> None:
     """Build one wheel into dist/ (of the front an sdist too), unless it is there and fresh."""
-    if not can_build(backend):
-        session.skip("no C++ compiler was found")
+    if missing := missing_compiler(backend):
+        session.skip(missing)
     session.log(f"{build_wheel(session, backend).relative_to(ROOT)}")
 
 
@@ -204,18 +243,25 @@ def build(session: nox.Session, backend: str) -> None:
 @nox.parametrize("backend", list(PACKAGES), ids=list(PACKAGES))
 def audit(session: nox.Session, backend: str) -> None:
     """Check a wheel of dist/ as a stranger would: contents, metadata, symbols."""
-    if not can_build(backend):
-        session.skip("no C++ compiler was found")
+    if missing := missing_compiler(backend):
+        session.skip(missing)
     wheel = build_wheel(session, backend)
     lend_torch(session)  # whose exported symbols the audit of a native wheel compares with
     pip_install(session, "twine", "packaging", "pyelftools")
     session.run("twine", "check", "--strict", str(wheel))
-    session.run("python", "ci/audit_front.py" if backend == "front" else "ci/audit.py", str(wheel))
+    if backend == "front":
+        session.run("python", "ci/audit_front.py", str(wheel))
+        return
+    libraries = site_packages(session, build_environment(session, backend))
+    session.run("python", "ci/audit.py", "--libraries", str(libraries), str(wheel))
+    if PACKAGES[backend]["kind"] == "cuda":
+        pip_install(session, *DISASSEMBLER)
+        session.run("python", "ci/machine_code.py", str(wheel))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite on built wheels: first the front alone, then with the native CPU wheel."""
+    """The test suite on built wheels, on the CPU: first the front alone, then with every native wheel."""
     lend_torch(session)
     pip_install(session, "pytest", "hypothesis", "numpy", "pyelftools")
     session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
@@ -227,10 +273,17 @@ def tests(session: nox.Session) -> None:
     main_suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
     install_ours(session, "front", extras="[demo,bench]")
     session.run(*pytest, "--backend", "none", *([] if named else main_suites), *chosen, success_codes=codes)
-    if not can_build("cpu"):
-        session.warn("no C++ compiler was found: the suite did not run with the native wheel")
+    if missing := missing_compiler("cpu"):
+        session.warn(f"{missing}: the suite did not run with the native wheels")
         return
-    install_ours(session, "front", "cpu")
+    native = [name for name in NATIVE if not missing_compiler(name)]
+    if native != NATIVE:
+        session.warn(
+            f"built and tested are {', '.join(native)} of {', '.join(NATIVE)}: {missing_compiler(NATIVE[-1])}"
+        )
+    if any(PACKAGES[name]["kind"] == "cuda" for name in native):
+        pip_install(session, *DISASSEMBLER)
+    install_ours(session, "front", *native)
     session.run(
         *pytest, "--backend", "cpu", *([] if named else [str(ROOT / "tests")]), *chosen, success_codes=codes
     )
@@ -239,7 +292,8 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def install_matrix(session: nox.Session) -> None:
     """Install from dist/ in every way that users do, each time into a clean environment."""
-    for name in PACKAGES:
+    names = [name for name in PACKAGES if not missing_compiler(name)]
+    for name in names:
         build_wheel(session, name)
     folders = ["--dist", str(DIST), "--torch", str(torch_folder(session)), "--work", str(cache(session))]
     session.run(sys.executable, "ci/install_matrix.py", *folders, *session.posargs, external=True)
@@ -247,9 +301,10 @@ def install_matrix(session: nox.Session) -> None:
 
 def install_for_use(session: nox.Session, extras: str) -> None:
     lend_torch(session)
-    native = ["cpu"] if can_build("cpu") else []
-    if not native:
-        session.warn("no C++ compiler was found: the PyTorch reference computes everything")
+    missing = missing_compiler("cpu")
+    native = [] if missing else ["cpu"]
+    if missing:
+        session.warn(f"{missing}: the PyTorch reference computes everything")
     install_ours(session, "front", *native, extras=extras)
 
 
@@ -284,15 +339,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu_tests(session: nox.Session) -> None:
-    """The suite on a GPU, with the `python3` and the PyTorch of this machine; installs nothing into it."""
-    source = str(ROOT / PACKAGES["front"]["folder"] / "src")  # pure Python: a path serves as an installation
-    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
-    pytest = ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
-    environment = {"PYTHONPATH": path, "MULTIGEMM_FALLBACK": "torch"}
-    session.run(
-        "python3", *pytest, "--device", "cuda", *suites, *session.posargs, env=environment, external=True
-    )
+    """The suite on a GPU, with the `python3` and the PyTorch of this machine; installs nothing into it.
+
+    `-- --backend cu13` takes the wheel of dist/ (or `--wheel PATH`), without it PyTorch computes everything.
+    """
+    session.run("python3", str(ROOT / "ci" / "gpu_tests.py"), *session.posargs, external=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Check native wheels: `python ci/audit.py WHEEL...`. A line for each finding; exit status 1 if there is any.
+"""Check native wheels: `python ci/audit.py [--libraries SITE_PACKAGES] WHEEL...`.
+
+A line for each finding; exit status 1 if there is any. SITE_PACKAGES holds vendors' libraries of the oldest
+version that the metadata allows: every function of theirs that a wheel needs has to be there.
 
 What is checked is what users were hit by elsewhere: libraries grafted into a wheel, a RUNPATH that
 LD_LIBRARY_PATH beats, a Python symbol in a library that is to serve every Python, an unstable C++ symbol of
@@ -7,6 +10,7 @@ torch, a newer torch needed than the metadata says.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
 import hashlib
@@ -53,7 +57,7 @@ FIELDS = {
     "commit": str,
 }
 BUDGET = {"cpu": 4 << 20}  # bytes of the wheel; GPU wheels hold code for many architectures
-BUDGET_GPU = 200 << 20
+BUDGET_GPU = 100 << 20
 MIN_TORCH = [2, 10]
 # Shims that appeared after 2.10: naming one would silently raise the floor.
 NEWER_SHIMS = re.compile(
@@ -62,6 +66,9 @@ NEWER_SHIMS = re.compile(
 )
 # Not aoti_torch_device_type_cuda: that is a number, and libtorch_cpu.so has it.
 GPU = re.compile(r"(cuda|cu|hip)[A-Z]|(cublas|hipblas|rocblas)|(aoti_)?torch_(?!device_type)\w*cuda")
+BLAS = re.compile(r"cublas|hipblas|rocblas")
+# Of the driver and of the runtime: the first is missing on machines without a GPU, the second is linked in.
+RUNTIME = re.compile(r"(__)?cu(da)?[A-Z]|hip[A-Z]|(aoti_)?torch_(?!device_type)\w*cuda")
 UNSTABLE = re.compile(r"_ZNK?(St\w*)?(2at|3c10|5torch3jit)|_ZT[ISV]N?(2at|3c10)")
 
 
@@ -111,7 +118,28 @@ def lacking(path: Path, symbols: Iterable[str]) -> list[str]:
         return [symbol for symbol in symbols if tables[0].get_symbol(symbol) is None]
 
 
-def audit_library(library: Library, info: dict[str, Any]) -> Iterator[str]:
+def audit_vendor(library: Library, info: dict[str, Any], site: Path | None) -> Iterator[str]:
+    """Findings about what a GPU backend's library wants of its vendor."""
+    for symbol in sorted(library.undefined):
+        if RUNTIME.match(symbol):
+            yield f"needs {symbol}, which has to be linked in, or looked up when it is wanted"
+    optional = {entry["symbol"] for entry in info["optional_symbols"]}
+    for symbol in sorted(optional & library.undefined):
+        yield f"needs {symbol}, which backend.json says is looked up"
+    if site is None:
+        return
+    wanted = sorted(symbol for symbol in library.undefined if BLAS.match(symbol))
+    for entry in info["needed"]:
+        path = site / entry["folder"] / entry["soname"]
+        if not path.is_file():
+            yield f"{entry['soname']} is not in {entry['folder']} of the libraries to compare with"
+            return
+        wanted = lacking(path, wanted)
+    for symbol in wanted:
+        yield f"needs {symbol}, which no library of the oldest version has"
+
+
+def audit_library(library: Library, info: dict[str, Any], site: Path | None = None) -> Iterator[str]:
     """Findings about a backend's library, given its backend.json."""
     name, kind = info["name"], info["kind"]
     allowed = {entry["soname"] for entry in info["needed"]}
@@ -152,6 +180,8 @@ def audit_library(library: Library, info: dict[str, Any]) -> Iterator[str]:
     torch = torch_library()
     for symbol in lacking(torch, sorted(shims)) if torch else ():
         yield f"needs {symbol}, which the torch of this environment lacks"
+    if kind != "cpu":
+        yield from audit_vendor(library, info, site)
 
 
 def audit_info(info: dict[str, Any], version: str) -> Iterator[str]:
@@ -185,8 +215,8 @@ def audit_record(wheel: zipfile.ZipFile, record: str) -> Iterator[str]:
             yield f"RECORD has another hash for {name}"
 
 
-def audit_wheel(path: Path) -> Iterator[str]:
-    """Every finding about one wheel."""
+def audit_wheel(path: Path, site: Path | None = None) -> Iterator[str]:
+    """Every finding about one wheel, compared with the vendors' libraries of a folder of packages."""
     parts = path.stem.split("-")
     if len(parts) != 5 or parts[2:4] != ["py3", "none"] or not re.match(r"(many)?linux", parts[4]):
         yield f"the file name's tag is {'-'.join(parts[2:])}, not py3-none-<linux or manylinux platform>"
@@ -226,17 +256,21 @@ def audit_wheel(path: Path) -> Iterator[str]:
             yield f"lacks {library}, which backend.json names"
             return
         with tempfile.TemporaryDirectory() as folder:
-            yield from audit_library(Library(Path(wheel.extract(library, folder))), info)
+            yield from audit_library(Library(Path(wheel.extract(library, folder))), info, site)
 
 
-def main(paths: Iterable[str]) -> int:
-    findings = [f"{Path(path).name}: {finding}" for path in paths for finding in audit_wheel(Path(path))]
-    for finding in findings:
-        print(finding)
-    return 1 if findings else 0
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--libraries", type=Path, metavar="SITE_PACKAGES", help="holds vendors' libraries")
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    options = parser.parse_args(arguments)
+    found = [
+        f"{path.name}: {line}" for path in options.wheels for line in audit_wheel(path, options.libraries)
+    ]
+    for line in found:
+        print(line)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python ci/audit.py WHEEL...")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -58,12 +58,12 @@ def support_table(matrix: Mapping[str, Any]) -> str:
     names = {"cpu": "CPU", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}
     for backend in matrix["backend"]:
         architectures = ", ".join(backend["architectures"])
-        toolkit = f", {backend['toolkit']}" if backend["toolkit"] else ""
+        toolkit = f", built for {backend['toolkit']}" if backend["toolkit"] else ""
         rows.append(
             (
                 names[backend["kind"]],
-                f"native kernels of `{backend['distribution']}` ({architectures}{toolkit})",
-                f"PyTorch {_dotted(backend['min_torch'])} or newer",
+                f"native kernels of `{backend['distribution']}` ({architectures})",
+                f"PyTorch {_dotted(backend['min_torch'])} or newer{toolkit}",
                 backend["tested"],
             )
         )

@@ -16,6 +16,7 @@ def matrix():
 
 
 BACKENDS, VERSION = matrix()
+GPU = [row for row in BACKENDS if row["kind"] != "cpu"]
 
 
 @pytest.mark.parametrize("row", BACKENDS, ids=[row["name"] for row in BACKENDS])
@@ -23,10 +24,19 @@ def test_the_wheel_is_what_the_matrix_says(row):
     wheel = pytest.importorskip(row["import_name"], reason=f"{row['distribution']} is not installed")
     told = wheel.describe()
     assert told["version"] == VERSION
-    assert {key: told[key] for key in ("name", "kind", "architectures", "min_torch")} == {
-        key: row[key] for key in ("name", "kind", "architectures", "min_torch")
+    assert {key: told[key] for key in ("name", "kind", "min_torch")} == {
+        key: row[key] for key in ("name", "kind", "min_torch")
     }
+    # A GPU wheel may be the quick build, which CI tests.
+    assert told["architectures"] in (row["architectures"], row.get("quick"))
     assert Path(told["folder"]).parent != ROOT / Path(row["folder"]) / "src", "not the installed wheel"
+
+
+@pytest.mark.parametrize("row", GPU, ids=[row["name"] for row in GPU])
+def test_a_quick_build_is_the_default_and_a_part_of_the_published_one(row):
+    assert set(row["quick"]) < set(row["architectures"])
+    text = (ROOT / row["folder"] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'default = "{";".join(row["quick"])}"' in text
 
 
 def test_a_backend_is_listed_when_it_exists_and_only_then():

@@ -1,0 +1,190 @@
+"""Check the machine code of GPU wheels without a GPU: `python ci/machine_code.py WHEEL...`.
+
+A line for each finding; exit status 1 if there is any. A kernel that compiles and gives right values may
+still have lost what it was written for: tensor cores, the copy engine, registers. That shows in its
+instructions, which cuobjdump prints. `--list` prints what was found in each kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What kernels of a name must have, for one architecture or (``""``) for every one."""
+
+    why: str
+    name: str  # a pattern, searched in the demangled name
+    architecture: str
+    opcodes: tuple[str, ...]
+
+
+RULES = (
+    Rule("tensor cores of a warp group", r"sm90", "sm_90a", ("HGMMA",)),
+    Rule("the copy engine", r"sm90", "sm_90a", ("UTMALDG",)),
+    Rule("tensor cores in float64", r"sm80.*\bdouble\b", "", ("DMMA",)),
+)
+LOCAL = ("LDL", "STL")
+
+
+@dataclass
+class Kernel:
+    """One kernel for one architecture: how often each instruction stands in it, and what it keeps where."""
+
+    architecture: str
+    symbol: str
+    name: str = ""
+    opcodes: Counter[str] = field(default_factory=Counter)
+    stack: int = 0
+    registers: int = 0
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def parse_sass(lines: Iterable[str]) -> Iterator[Kernel]:
+    """The kernels of `cuobjdump --dump-sass`."""
+    architecture, kernel = "", None
+    instruction = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+    for line in lines:
+        if found := instruction.match(line):
+            if kernel is not None:
+                kernel.opcodes[found[1]] += 1
+        elif found := re.match(r"\s*code for (\w+)", line):
+            architecture = found[1]
+        elif found := re.match(r"\s*Function : (\S+)", line):
+            if kernel is not None:
+                yield kernel
+            kernel = Kernel(architecture, found[1])
+    if kernel is not None:
+        yield kernel
+
+
+def parse_resources(lines: Iterable[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Bytes of local memory and registers, by architecture and symbol, of `--dump-resource-usage`."""
+    architecture = symbol = ""
+    usage: dict[tuple[str, str], tuple[int, int]] = {}
+    for line in lines:
+        if found := re.match(r"arch = (\w+)", line):
+            architecture = found[1]
+        elif found := re.match(r"\s*Function (\S+):", line):
+            symbol = found[1]
+        elif found := re.match(r"\s*REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", line):
+            usage[architecture, symbol] = int(found[2]) + int(found[3]), int(found[1])
+    return usage
+
+
+def tool() -> str | None:
+    """cuobjdump, from PATH or from NVIDIA's wheel for Python (which brings no entry on PATH)."""
+    places = [os.environ.get("PATH", ""), *(str(Path(p) / "nvidia" / "cu13" / "bin") for p in sys.path if p)]
+    return shutil.which("cuobjdump", path=os.pathsep.join(places))
+
+
+def demangle(symbols: Sequence[str]) -> list[str]:
+    """The names as C++ has them, or as they are without c++filt (which comes with every compiler)."""
+    if not symbols or not shutil.which("c++filt"):
+        return list(symbols)
+    done = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def read(library: Path) -> tuple[list[Kernel], set[str]]:
+    """Every kernel of a library (or of an object), and the architectures that it has PTX for."""
+    program = tool()
+    if program is None:
+        raise SystemExit(
+            "cuobjdump was not found: python -m pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm"
+        )
+    # cuobjdump runs nvdisasm, which lies beside it.
+    path = f"{Path(program).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "PATH": path}
+
+    def output(option: str) -> list[str]:
+        command = [program, option, str(library)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode or "fatal" in done.stderr:
+            raise SystemExit(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+        return done.stdout.splitlines()
+
+    kernels = list(parse_sass(output("--dump-sass")))
+    usage = parse_resources(output("--dump-resource-usage"))
+    for kernel, name in zip(kernels, demangle([k.symbol for k in kernels]), strict=True):
+        kernel.name = name
+        kernel.stack, kernel.registers = usage.get((kernel.architecture, kernel.symbol), (0, 0))
+    files = re.findall(r"\.sm_(\w+)\.ptx$", "\n".join(output("--list-ptx")), re.MULTILINE)
+    return kernels, {f"compute_{number}" for number in files}
+
+
+# --- checking -------------------------------------------------------------------------------------
+
+
+def findings(kernels: Sequence[Kernel], ptx: set[str], architectures: Sequence[str]) -> Iterator[str]:
+    """What is wrong with these kernels, given what backend.json says they are compiled for."""
+    promised, present = set(architectures), ptx | {kernel.architecture for kernel in kernels}
+    for name in sorted(promised - present):
+        yield f"has no code for {name}, which backend.json names"
+    for name in sorted(present - promised):
+        yield f"has code for {name}, which backend.json does not name"
+    for kernel in kernels:
+        where = f"{kernel.architecture}: {kernel.name or kernel.symbol}"
+        local = sum(kernel.opcodes[opcode] for opcode in LOCAL)
+        if local:
+            yield f"{where}: has {local} instructions on local memory ({' or '.join(LOCAL)})"
+        elif kernel.stack:
+            yield f"{where}: keeps {kernel.stack} bytes in local memory"
+    for rule in RULES:
+        if rule.architecture and rule.architecture not in promised:
+            continue
+        meant = [
+            k
+            for k in kernels
+            if rule.architecture in ("", k.architecture) and re.search(rule.name, k.name or k.symbol)
+        ]
+        if not meant:
+            yield f"has no kernel {rule.name!r}, so nothing was checked for {rule.why}"
+        for kernel in meant:
+            for opcode in rule.opcodes:
+                if not kernel.opcodes[opcode]:
+                    yield f"{kernel.architecture}: {kernel.name}: no {opcode}, so it does not use {rule.why}"
+
+
+def check_wheel(path: Path, show: bool = False) -> Iterator[str]:
+    """Every finding about one wheel; a wheel without device code has none."""
+    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+        package = path.name.split("-")[0]
+        info = json.loads(wheel.read(f"{package}/backend.json"))
+        if info["kind"] != "cuda":
+            return
+        kernels, ptx = read(Path(wheel.extract(f"{package}/{info['library']}", folder)))
+    for kernel in kernels if show else ():
+        told = {o: n for o, n in kernel.opcodes.items() if o in {"HGMMA", "UTMALDG", "DMMA", "HMMA", *LOCAL}}
+        print(f"{kernel.architecture} {kernel.registers:3} registers {told} {kernel.name}")
+    yield from findings(kernels, ptx, info["architectures"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parser.add_argument("--list", action="store_true", help="print each kernel's telling instructions too")
+    options = parser.parse_args()
+    found = [f"{path.name}: {line}" for path in options.wheels for line in check_wheel(path, options.list)]
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
