@@ -1,66 +1,16 @@
-// The CPU implementations of the two leaf operators, through PyTorch's stable ABI (target 2.10). The front defines the
+// The implementations of the two leaf operators, through PyTorch's stable ABI (target 2.10). The front defines the
 // schemas; nothing is defined here, since two definitions of one schema would end the process.
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
+#include "bindings/torch_services.h"
 #include "launch/checks.h"
 #include "multigemm/abi.h"
 
 namespace {
 
+using multigemm::Services;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-// Tensors keep their memory alive, so the pointer to one is stored in front of the memory it lends.
-constexpr int64_t kHeader = 64;
-
-void* allocate(void*, int64_t bytes) {
-  try {
-    const int64_t size = bytes + 2 * kHeader;
-    Tensor memory = torch::stable::empty({&size, 1}, ScalarType::Byte);
-    auto address = reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
-    auto* lent = reinterpret_cast<char*>((address + kHeader + 63) / 64 * 64);
-    reinterpret_cast<Tensor**>(lent)[-1] = new Tensor(std::move(memory));
-    return lent;
-  } catch (...) {
-    return nullptr;
-  }
-}
-
-void release(void*, void* memory) { delete reinterpret_cast<Tensor**>(memory)[-1]; }
-
-void parallel_for(void*, int64_t begin, int64_t end, int64_t grain, mg_range_function function, void* argument) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(begin, end, grain, function, argument));
-}
-
-Tensor matrix(const void* data, int32_t dtype, const int64_t* stride, int64_t batch, int64_t rows, int64_t columns) {
-  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU, 0);
-  const ScalarType type = dtype == MG_FLOAT64 ? ScalarType::Double : ScalarType::Float;
-  const int64_t sizes[3] = {batch, rows, columns};
-  const size_t skipped = batch == 1 ? 1 : 0;
-  return torch::stable::from_blob(const_cast<void*>(data), {sizes + skipped, 3 - skipped},
-                                  {stride + skipped, 3 - skipped}, cpu, type);
-}
-
-int32_t matmul(void*, const mg_matmul* p) {
-  try {
-    std::array<StableIValue, 3> stack{
-        torch::stable::detail::from(matrix(p->a, p->dtype, p->a_stride, p->batch, p->rows, p->inner)),
-        torch::stable::detail::from(matrix(p->b, p->dtype, p->b_stride, p->batch, p->inner, p->cols)),
-        torch::stable::detail::from(matrix(p->c, p->dtype, p->c_stride, p->batch, p->rows, p->cols))};
-    STABLE_TORCH_ERROR_CODE_CHECK(
-        torch_call_dispatcher(p->batch == 1 ? "aten::mm" : "aten::bmm", "out", stack.data(), TORCH_ABI_VERSION));
-    torch::stable::detail::to<Tensor>(stack[0]);  // takes the reference that the call gave back
-    return 0;
-  } catch (...) {
-    return 1;
-  }
-}
-
-mg_host host_services() {
-  return {nullptr, static_cast<int64_t>(torch::stable::get_num_threads()), parallel_for, allocate, release, matmul};
-}
 
 int32_t dtype_of(const char* name, const Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -90,9 +40,12 @@ int32_t precision_of(const std::string& name) {
   return name == "ieee" ? MG_PRECISION_IEEE : name == "tf32" ? MG_PRECISION_TF32 : MG_PRECISION_FRAMEWORK;
 }
 
-mg_groups groups_of(const Tensor& groups, bool offsets) {
-  STD_TORCH_CHECK(groups.dim() == 1 && groups.is_cpu(), "multigemm: groups must be one-dimensional and on the CPU");
-  return {groups.const_data_ptr(), groups.size(0), groups.stride(0), dtype_of("groups", groups), offsets};
+mg_groups groups_of(const Tensor& groups, bool offsets, const Tensor& beside) {
+  const bool on_host = groups.is_cpu();
+  STD_TORCH_CHECK(groups.dim() == 1 && (on_host || (beside.device() == groups.device())),
+                  "multigemm: groups must be one-dimensional, on the operands' device or on the CPU");
+  const int32_t flags = (offsets ? MG_GROUPS_OFFSETS : 0) | (on_host ? MG_GROUPS_ON_HOST : 0);
+  return {groups.const_data_ptr(), groups.size(0), groups.stride(0), dtype_of("groups", groups), flags};
 }
 
 // Strides of a tensor whose B (dimension `at`) may be absent or, where `shared`, of size 1 for all of B.
@@ -110,14 +63,14 @@ void expect(bool right, const char* name, const std::string& shapes) {
   STD_TORCH_CHECK(right, "multigemm: ", name, " has a shape or dtype that does not fit: ", shapes);
 }
 
-void raise_on_failure(int32_t status, const char* op, const std::string& shapes) {
-  STD_TORCH_CHECK(status == MG_OK, "multigemm: ", op, " failed with ", MG_NAME(mg_last_error)(),
-                  " (device cpu, stream none; ", shapes, ")");
+void raise_on_failure(int32_t status, const char* op, const Services& services, const std::string& shapes) {
+  STD_TORCH_CHECK(status == MG_OK, "multigemm: ", op, " failed with ", MG_NAME(mg_last_error)(), " (",
+                  services.describe(), "; ", shapes, ")");
 }
 
 void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<Tensor> bias, Tensor out,
                 std::string precision, std::string implementation) {
-  const mg_host host = host_services();
+  Services services(x);
   mg_grouped_mm_problem p{};
   p.struct_size = sizeof(p);
   const bool has_batch = x.dim() == 3;
@@ -127,7 +80,7 @@ void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<T
   p.batch = has_batch ? x.size(1) : 1;
   p.inner = x.size(x.dim() - 1);
   p.outer = w.size(w.dim() - 1);
-  p.groups = groups_of(groups, offsets);
+  p.groups = groups_of(groups, offsets, x);
   p.dtype = dtype_of("x", x);
   p.out_dtype = dtype_of("out", out);
   const std::string shapes = multigemm::describe(p);
@@ -151,13 +104,15 @@ void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<T
   strides_of(p.out_stride, out, 1);
   p.precision = precision_of(precision);
   p.implementation = implementation_of(implementation);
-  p.host = &host;
-  raise_on_failure(MG_NAME(mg_grouped_mm)(&p), "grouped_mm", shapes);
+  p.host = services.host();
+  p.device = services.device();
+  p.stream = services.stream();
+  raise_on_failure(MG_NAME(mg_grouped_mm)(&p), "grouped_mm", services, shapes);
 }
 
 void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, Tensor out,
                       std::string precision, std::string implementation) {
-  const mg_host host = host_services();
+  Services services(x);
   mg_grouped_mm_wgrad_problem p{};
   p.struct_size = sizeof(p);
   const bool has_batch = x.dim() == 3;
@@ -167,7 +122,7 @@ void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum
   p.batch = has_batch ? x.size(1) : 1;
   p.inner = x.size(x.dim() - 1);
   p.outer = gy.size(gy.dim() - 1);
-  p.groups = groups_of(groups, offsets);
+  p.groups = groups_of(groups, offsets, x);
   p.dtype = dtype_of("x", x);
   p.out_dtype = dtype_of("out", out);
   p.sum_batch = sum_batch && has_batch;
@@ -184,13 +139,19 @@ void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum
   strides_of(p.out_stride, out, 1);
   p.precision = precision_of(precision);
   p.implementation = implementation_of(implementation);
-  p.host = &host;
-  raise_on_failure(MG_NAME(mg_grouped_mm_wgrad)(&p), "grouped_mm_wgrad", shapes);
+  p.host = services.host();
+  p.device = services.device();
+  p.stream = services.stream();
+  raise_on_failure(MG_NAME(mg_grouped_mm_wgrad)(&p), "grouped_mm_wgrad", services, shapes);
 }
 
 }  // namespace
 
+#if defined(MG_CUDA) || defined(MG_HIP)  // PyTorch calls AMD's devices CUDA too
+STABLE_TORCH_LIBRARY_IMPL(multigemm, CUDA, m) {
+#else
 STABLE_TORCH_LIBRARY_IMPL(multigemm, CPU, m) {
+#endif
   m.impl("native_grouped_mm", TORCH_BOX(&grouped_mm));
   m.impl("native_grouped_mm_wgrad", TORCH_BOX(&grouped_mm_wgrad));
 }

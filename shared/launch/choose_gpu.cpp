@@ -1,0 +1,278 @@
+#include "launch/choose_gpu.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "kernels/grouped_mm/rows_sm80.h"
+#include "kernels/grouped_mm/rows_sm90.h"
+#include "kernels/grouped_mm/wgrad_sm80.h"
+#include "kernels/grouped_mm/wgrad_sm90.h"
+#include "launch/checks.h"
+#include "runtime/status.h"
+
+namespace multigemm {
+namespace {
+
+// --- the model ------------------------------------------------------------------------------------------------------
+// Time = launches + the larger of FLOPs over the kernel's rate and bytes over the memory's. Rates are what an H200
+// reaches on large shapes (docs/kernels-gpu.md), scaled by multiprocessors for other devices: only ratios matter.
+constexpr double kMultiprocessors = 132;
+constexpr double kBytesPerMicrosecond = 4.0e6;
+constexpr double kLaunch = 3.0;  // microseconds for one more launch of a call
+
+// 10^6 FLOP per microsecond, by dtype: float64, float32, tf32, half.
+struct Rates {
+  Kernel kernel;
+  double float64, float32, tf32, half;
+};
+constexpr Rates kRates[] = {
+    {Kernel::sm90, 0, 0, 0, 620},
+    {Kernel::sm80, 30, 30, 100, 200},
+    {Kernel::simt, 1.5, 3, 3, 3},
+    {Kernel::blas, 55, 45, 350, 600},
+};
+
+double rate(Kernel kernel, int32_t dtype, int32_t precision) {
+  for (const Rates& rates : kRates) {
+    if (rates.kernel != kernel) continue;
+    if (dtype == MG_FLOAT64) return rates.float64;
+    if (dtype != MG_FLOAT32) return rates.half;
+    return precision == MG_PRECISION_TF32 ? rates.tf32 : rates.float32;
+  }
+  return 1;
+}
+
+struct Work {
+  double flops, bytes;
+};
+
+double number(int64_t value) { return static_cast<double>(value); }
+
+Work work_of(const mg_grouped_mm_problem& p) {
+  const double rows = number(p.rows) * number(p.batch), matrices = number(std::min(p.groups.count, p.rows));
+  const double w = matrices * number(p.w_stride[1] == 0 ? 1 : p.batch) * number(p.inner) * number(p.outer);
+  return {2 * rows * number(p.inner) * number(p.outer),
+          (rows * number(p.inner) + w) * dtype_bytes(p.dtype) + rows * number(p.outer) * dtype_bytes(p.out_dtype)};
+}
+
+Work work_of(const mg_grouped_mm_wgrad_problem& p) {
+  const double rows = number(p.rows) * number(p.batch);
+  const double out = number(p.groups.count) * number(p.sum_batch ? 1 : p.batch) * number(p.inner) * number(p.outer);
+  return {2 * rows * number(p.inner) * number(p.outer),
+          rows * number(p.inner + p.outer) * dtype_bytes(p.dtype) + out * dtype_bytes(p.out_dtype)};
+}
+
+double packed_bytes(const mg_grouped_mm_problem& p, bool first, bool) {
+  return first ? 2 * number(p.rows) * number(p.batch) * number(p.inner) * dtype_bytes(p.dtype) : 0;
+}
+
+double packed_bytes(const mg_grouped_mm_wgrad_problem& p, bool first, bool second) {
+  return 2 * number(p.rows) * number(p.batch) * number((first ? p.inner : 0) + (second ? p.outer : 0)) *
+         dtype_bytes(p.dtype);
+}
+
+template <class Problem>
+double estimate(Kernel kernel, const Problem& p, const DeviceFacts& device, double copied, double launches) {
+  const Work work = work_of(p);
+  const double scale = device.multiprocessors / kMultiprocessors;
+  return launches * kLaunch +
+         std::max(work.flops / (rate(kernel, p.dtype, p.precision) * 1e6 * scale),
+                  work.bytes / (kBytesPerMicrosecond * scale)) +
+         copied / (kBytesPerMicrosecond * scale);
+}
+
+// --- who can take the call ------------------------------------------------------------------------------------------
+
+std::string refusal_of(Kernel kernel, const mg_grouped_mm_problem& p, const DeviceFacts& device) {
+  return kernel == Kernel::sm90 ? rows_sm90_refusal(p, device) : rows_sm80_refusal(p, device);
+}
+std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
+  return kernel == Kernel::sm90 ? wgrad_sm90_refusal(p, device) : wgrad_sm80_refusal(p, device);
+}
+
+bool readable(int64_t row, int64_t column) { return (row == 1 && column >= 1) || (column == 1 && row >= 1); }
+
+// Products by a library see matrices; each has a unit stride along its rows or its columns.
+std::string strides_refusal(const mg_grouped_mm_problem& p) {
+  if (!readable(p.x_stride[0], p.x_stride[2]) && p.rows > 1 && p.inner > 1) return "x has no unit stride along N or K";
+  if (!readable(p.w_stride[2], p.w_stride[3]) && p.inner > 1 && p.outer > 1) return "w has no unit stride along K or M";
+  if (p.out_stride[2] != 1 && p.outer > 1) return "out has no unit stride along M";
+  return "";
+}
+std::string strides_refusal(const mg_grouped_mm_wgrad_problem& p) {
+  if (!readable(p.x_stride[0], p.x_stride[2]) && p.rows > 1 && p.inner > 1) return "x has no unit stride along N or K";
+  if (!readable(p.gy_stride[0], p.gy_stride[2]) && p.rows > 1 && p.outer > 1)
+    return "gy has no unit stride along N or M";
+  if (p.out_stride[3] != 1 && p.outer > 1) return "out has no unit stride along M";
+  if (p.sum_batch && p.batch > 1) return "the sum over B is no single product for these strides";
+  return "";
+}
+
+template <class Problem>
+std::string products_refusal(Kernel kernel, const Problem& p, const SizesFacts& sizes) {
+  if (kernel == Kernel::torch && !sizes.has_host_matmul) return "the caller lends no matrix product of its own";
+  if (p.inner == 0) return "K is 0, which is no product";
+  if (p.out_dtype != p.dtype) return "the result has another dtype than the operands";
+  if (!sizes.on_host && sizes.capturing)
+    return "it needs the group sizes on the host, and a graph is being captured; give them as a CPU tensor";
+  if (std::max({p.rows, p.inner, p.outer}) > 0x7fffffff) return "a size passes 2^31 - 1";
+  return strides_refusal(p);
+}
+
+struct Found {
+  std::string reason;  // empty: `choice` stands
+  Choice choice;
+};
+
+template <class Problem>
+Found look_at(const KernelRow& row, const Problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  Found found{"", {&row}};
+  if (row.kernel == Kernel::simt) {
+    found.choice.microseconds = estimate(row.kernel, p, device, 0, 2);
+    return found;
+  }
+  if (row.kernel == Kernel::blas || row.kernel == Kernel::torch) {
+    found.reason = products_refusal(row.kernel, p, sizes);
+    found.choice.microseconds = estimate(Kernel::blas, p, device, 0, sizes.on_host ? number(sizes.present) : 100);
+    return found;
+  }
+  found.reason = refusal_of(row.kernel, p, device);
+  found.choice.microseconds = estimate(row.kernel, p, device, 0, 1);
+  if (found.reason.empty()) return found;
+  // Would copies help? An address that no allocation has stands for theirs.
+  const void* aligned = reinterpret_cast<const void*>(uintptr_t{1} << 20);
+  for (const auto& [first, second] : {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+    if (second && std::is_same_v<Problem, mg_grouped_mm_problem>) break;
+    if (!refusal_of(row.kernel, with_packed(p, first, second, aligned, aligned), device).empty()) continue;
+    found.reason.clear();
+    found.choice.pack_first = first;
+    found.choice.pack_second = second;
+    found.choice.microseconds = estimate(row.kernel, p, device, packed_bytes(p, first, second), 2 + (first && second));
+    break;
+  }
+  return found;
+}
+
+const char* implementation_name(int32_t implementation) {
+  switch (implementation) {
+    case MG_NATIVE: return "native";
+    case MG_BLAS: return "blas";
+    case MG_TORCH: return "torch";
+    case MG_SIMT: return "simt";
+    default: return "";
+  }
+}
+
+// Kernels that may be taken when `implementation` is asked for. "native" is the best of this library's own.
+bool offered(const KernelRow& row, int32_t implementation, const SizesFacts& sizes) {
+  if (implementation == MG_NATIVE) return row.implementation == MG_NATIVE || row.implementation == MG_SIMT;
+  if (implementation != MG_AUTO) return row.implementation == implementation;
+  return row.kernel != Kernel::torch && (row.kernel != Kernel::blas || sizes.on_host);
+}
+
+template <class Problem>
+Choice best(const Problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  Choice chosen{nullptr};
+  std::string reason;
+  for (const KernelRow& row : kKernels) {
+    if (!offered(row, p.implementation, sizes)) continue;
+    Found found = look_at(row, p, device, sizes);
+    if (!found.reason.empty())
+      reason = found.reason;
+    else if (!chosen.row || found.choice.microseconds < chosen.microseconds)
+      chosen = found.choice;
+  }
+  if (!chosen.row)
+    throw Failure(MG_UNSUPPORTED, std::string("implementation \"") + implementation_name(p.implementation) +
+                                      "\" can't take this call: " + reason + "; leave the implementation out");
+  return chosen;
+}
+
+std::string microseconds_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g us", value);
+  return text;
+}
+
+template <class Problem>
+std::string explain_call(const Problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  constexpr bool is_wgrad = std::is_same_v<Problem, mg_grouped_mm_wgrad_problem>;
+  auto name = [&](const KernelRow& row) { return is_wgrad ? row.wgrad_name : row.rows_name; };
+  const Choice choice = best(p, device, sizes);
+  std::string why = "expected to take " + microseconds_text(choice.microseconds);
+  if (choice.pack_first) why += "; x is copied first into rows that the kernel can read";
+  if (choice.pack_second) why += "; gy is copied first into rows that the kernel can read";
+  if ((choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch) && !sizes.on_host)
+    why += "; the group sizes are read back from the device, which synchronises";
+  std::string text = std::string("{\"operator\": \"grouped_mm") + (is_wgrad ? "_wgrad" : "") + "\", \"kernel\": \"" +
+                     name(*choice.row) + "\", \"implementation\": \"" +
+                     implementation_name(choice.row->implementation) + "\", \"why\": \"" + why + "\", \"others\": [";
+  bool first = true;
+  for (const KernelRow& row : kKernels) {
+    if (&row == choice.row) continue;
+    const Found found = look_at(row, p, device, sizes);
+    std::string reason = found.reason;
+    if (reason.empty() && !offered(row, p.implementation, sizes))
+      reason = p.implementation != MG_AUTO   ? "another implementation was asked for"
+               : row.kernel == Kernel::torch ? "PyTorch's product runs only when asked for"
+                                             : "it needs the group sizes on the host";
+    else if (reason.empty())
+      reason = "expected to take " + microseconds_text(found.choice.microseconds);
+    text += std::string(first ? "" : ", ") + "{\"kernel\": \"" + name(row) + "\", \"implementation\": \"" +
+            implementation_name(row.implementation) + "\", \"why_not\": \"" + reason + "\"}";
+    first = false;
+  }
+  return text + "]}";
+}
+
+}  // namespace
+
+int64_t packed_row(int64_t elements, int32_t dtype) {
+  const int64_t line = 16 / dtype_bytes(dtype);
+  return (elements + line - 1) / line * line;
+}
+
+mg_grouped_mm_problem with_packed(const mg_grouped_mm_problem& p, bool first, bool, const void* address, const void*) {
+  mg_grouped_mm_problem packed = p;
+  if (first) {
+    packed.x = address;
+    packed.x_stride[0] = packed_row(p.batch * p.inner, p.dtype);
+    packed.x_stride[1] = p.inner;
+    packed.x_stride[2] = 1;
+  }
+  return packed;
+}
+
+mg_grouped_mm_wgrad_problem with_packed(const mg_grouped_mm_wgrad_problem& p, bool first, bool second,
+                                        const void* first_address, const void* second_address) {
+  mg_grouped_mm_wgrad_problem packed = p;
+  if (first) {
+    packed.x = first_address;
+    packed.x_stride[0] = packed_row(p.batch * p.inner, p.dtype);
+    packed.x_stride[1] = p.inner;
+    packed.x_stride[2] = 1;
+  }
+  if (second) {
+    packed.gy = second_address;
+    packed.gy_stride[0] = packed_row(p.batch * p.outer, p.dtype);
+    packed.gy_stride[1] = p.outer;
+    packed.gy_stride[2] = 1;
+  }
+  return packed;
+}
+
+Choice choose(const mg_grouped_mm_problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  return best(p, device, sizes);
+}
+Choice choose(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  return best(p, device, sizes);
+}
+
+std::string explain(const mg_grouped_mm_problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  return explain_call(p, device, sizes);
+}
+std::string explain(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  return explain_call(p, device, sizes);
+}
+
+}  // namespace multigemm
