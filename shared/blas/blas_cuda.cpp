@@ -123,12 +123,12 @@ void blas_products(const std::vector<mg_matmul>& products, int32_t precision, in
              "cublasGemmGroupedBatchedEx");
 }
 
-std::string blas_version() {
+int64_t blas_version() {
   int major = 0, minor = 0, patch = 0;
   (void)cublasGetProperty(MAJOR_VERSION, &major);
   (void)cublasGetProperty(MINOR_VERSION, &minor);
   (void)cublasGetProperty(PATCH_LEVEL, &patch);
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
+  return major * 10000 + minor * 100 + patch;
 }
 
 }  // namespace multigemm

@@ -1,7 +1,6 @@
 // Matrix products on a GPU by the BLAS this library links.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "blas/handles.h"
@@ -22,7 +21,7 @@ bool has_grouped_products();
 void blas_products(const std::vector<mg_matmul>& products, int32_t precision, int64_t* room,
                    const BorrowedHandle& handle, void* stream);
 
-// Of the library that is loaded: "13.0.2".
-std::string blas_version();
+// Of the library that is loaded: 130002 is 13.0.2. Needs no device.
+int64_t blas_version();
 
 }  // namespace multigemm

@@ -15,8 +15,8 @@ std::string query() {
   }
   return "{\"protocol\": " + std::to_string(MG_PROTOCOL) + ", \"abi\": " + std::to_string(MG_ABI) +
          ", \"version\": \"" MG_VERSION "\", \"name\": \"" MG_BACKEND_NAME "\", \"kind\": \"" MG_BACKEND_KIND
-         "\", \"blas_version\": \"" +
-         blas_version() + "\", \"grouped_products\": " + (has_grouped_products() ? "true" : "false") +
+         "\", \"blas_version\": " +
+         std::to_string(blas_version()) + ", \"grouped_products\": " + (has_grouped_products() ? "true" : "false") +
          ", \"kernels\": {\"grouped_mm\": [" + rows + "], \"grouped_mm_wgrad\": [" + wgrad + "]}}";
 }
 
