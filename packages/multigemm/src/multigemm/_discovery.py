@@ -178,9 +178,10 @@ def _read(distribution: Distribution, entry: EntryPoint) -> Candidate:
     kept = info if isinstance(info, dict) else None
     reason = f"{path}: {wrong}" if wrong is not None else None
     if kept is not None and reason is None and kept["protocol"] == PROTOCOL:
-        library = os.path.join(folder, *kept["library"].split("/"))
-        if not os.path.isfile(library):
-            reason = f"its library {library} is missing"
+        for field in ("core", "library"):
+            library = os.path.join(folder, *str(kept.get(field) or kept["library"]).split("/"))
+            if not os.path.isfile(library):
+                reason = f"its library {library} is missing"
     return Candidate(name, owner, version, folder, kept, reason, record)
 
 
@@ -208,7 +209,13 @@ def check_info(info: Any, name: str, version: str) -> str | None:
             for key in keys:
                 if not isinstance(entry.get(key), str):
                     return f"an entry of {field!r} has no text {key!r}: {entry!r}"
-    parts = [info["library"], *(part for e in info["needed"] for part in (e["soname"], e["folder"]))]
+    if not isinstance(info.get("core", ""), str):
+        return f"field 'core' is {info['core']!r}, not str"
+    parts = [
+        info["library"],
+        info.get("core", ""),
+        *(part for e in info["needed"] for part in (e["soname"], e["folder"])),
+    ]
     for part in parts:
         if part.startswith("/") or ".." in part.split("/"):
             return f"{part!r} leads out of the installation"

@@ -22,6 +22,7 @@ from ._errors import BackendError
 
 if TYPE_CHECKING:
     from ._resolution import Answer, Finding
+    from ._selection import Torch
 
 __all__ = ["Backend", "backend_for", "findings", "forget", "report"]
 
@@ -66,6 +67,37 @@ def _first(device_type: str) -> Backend | None:
         raise error
     if fresh and answer.warning is not None:
         warnings.warn(answer.warning, RuntimeWarning, stacklevel=3)
+    return answer.backend
+
+
+def backend_for_arrays(device_type: str, host: Torch) -> Backend:
+    """Return the backend for arrays that another library than PyTorch brings; ``host`` describes it.
+
+    Chosen by that library's CUDA major and opened without PyTorch where the backend can be. Raises a
+    subclass of `BackendError` where none fits: there is no reference for such arrays.
+    """
+    key = f"{device_type} arrays of {host}"
+    backend = _opened.get(key)
+    if backend is not None:
+        return backend
+    answer = _answers.get(key)
+    if answer is None:
+        with contextlib.suppress(ImportError):
+            import torch  # noqa: F401  # before the lock, as below; the backend may do without it
+
+        from . import _resolution
+
+        with _lock:
+            answer = _answers.get(key)
+            if answer is None:
+                answer = _answers[key] = _resolution.resolve_arrays(device_type, host)
+                if answer.backend is not None:
+                    _opened[key] = answer.backend
+    error = answer.error()
+    if error is not None:
+        raise error
+    if answer.backend is None:
+        raise BackendError(answer.text, device_type=device_type)
     return answer.backend
 
 

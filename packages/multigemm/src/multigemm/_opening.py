@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ._backend import Backend
@@ -41,27 +41,68 @@ class OpeningError(Exception):
 
 
 def open_backend(candidate: Candidate, front: Front, steps: list[str]) -> Backend:
-    """Open the backend, noting every step in ``steps``; raises `OpeningError`.
+    """Open the backend for PyTorch, noting every step in ``steps``; raises `OpeningError`.
 
     The metadata has been checked. PyTorch is imported first: the backend links libtorch_cpu.so by SONAME
     and has no path to it.
     """
     import torch
 
-    info = candidate.info
-    if info is None or candidate.folder is None:
-        raise OpeningError(Failure(BrokenMetadata, f"{candidate.place} cannot be read", "", candidate.name))
-    name = candidate.name
-    reinstall = reinstall_line(candidate.distribution, front.version)
+    _described(candidate)
     _ensure_schemas()
     steps.append(f"imported PyTorch {torch.__version__}")
+    operators: Any = torch.ops
+    return _open(candidate, front, steps, "library", operators.load_library)
+
+
+def open_core(candidate: Candidate, front: Front, steps: list[str]) -> Backend:
+    """Open the backend for arrays of other libraries than PyTorch; raises `OpeningError`.
+
+    A backend whose backend.json names a ``core`` has its C ABI in a library of its own, which needs no
+    PyTorch. Any other is opened as PyTorch opens it, so PyTorch has to be installed.
+    """
+    info = _described(candidate)
+    if "core" in info:
+        return _open(candidate, front, steps, "core", ctypes.CDLL)
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        cause = (
+            f"backend {candidate.name} needs PyTorch installed, for arrays of other libraries too: "
+            f"its one library links libtorch_cpu.so ({error})"
+        )
+        steps.append(f"import torch: {error}")
+        floor = ".".join(str(part) for part in info["min_torch"])
+        cure = pip_install(f"torch>={floor}")
+        raise OpeningError(Failure(LibraryMissing, cause, cure, candidate.name)) from error
+    return open_backend(candidate, front, steps)
+
+
+def _described(candidate: Candidate) -> Mapping[str, Any]:
+    """The backend.json of a candidate that was chosen."""
+    if candidate.info is None or candidate.folder is None:
+        raise OpeningError(Failure(BrokenMetadata, f"{candidate.place} cannot be read", "", candidate.name))
+    return candidate.info
+
+
+def _open(
+    candidate: Candidate, front: Front, steps: list[str], field: str, load: Callable[[str], object]
+) -> Backend:
+    """Preload what the library needs, load the one that ``field`` names, and ask it who it is."""
+    info, folder = _described(candidate), candidate.folder or ""
+    name = candidate.name
+    reinstall = reinstall_line(candidate.distribution, front.version)
     for entry in info["needed"]:
         _preload(entry, candidate, steps)
 
-    library = os.path.join(candidate.folder, *info["library"].split("/"))
+    def path_of(field: str) -> str:
+        return os.path.join(folder, *info[field].split("/"))
+
+    library = path_of(field)
     try:
-        operators: Any = torch.ops
-        operators.load_library(library)
+        if "core" in info:
+            ctypes.CDLL(path_of("core"))  # which the library for PyTorch then finds in the process
+        load(library)
         handle = ctypes.CDLL(library)
     except Exception as error:
         text = _loader_text(error)
@@ -96,7 +137,7 @@ def open_backend(candidate: Candidate, front: Front, steps: list[str]) -> Backen
         name=name,
         kind=candidate.kind,
         version=candidate.version,
-        folder=candidate.folder,
+        folder=folder,
         library=library,
         info=info,
         query=query,

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import _discovery, _opening
 from ._backend import Backend
-from ._errors import BackendError
-from ._selection import Candidate, Decision, Failure, Flavour, Front, Torch, Verdict, select
+from ._errors import BackendError, NotInstalled
+from ._selection import Candidate, Decision, Failure, Flavour, Front, Torch, Verdict, pip_install, select
 
 ABI = 1
 
@@ -102,6 +102,30 @@ def resolve(device_type: str) -> Answer:
     )
 
 
+def resolve_arrays(device_type: str, host: Torch) -> Answer:
+    """Find the answer for arrays of another library, which has no reference to fall back to.
+
+    The backend is chosen by that library's own CUDA major; the caller holds the lock.
+    """
+    front = _front()
+    decision = replace(_decide(device_type, host, _discovery.installed(), front), on_failure="refuse")
+    steps: list[str] = []
+    failure = decision.failure
+    if decision.chosen is not None:
+        try:
+            backend = _opening.open_core(decision.chosen, front, steps)
+        except _opening.OpeningError as error:
+            failure = error.failure
+        else:
+            text = f"backend {backend.name} {backend.version} is open"
+            return Answer(device_type, backend, text, text, tuple(steps))
+    if failure is None:
+        cause = f"no backend for {device_type!r} arrays is installed or wanted"
+        failure = Failure(NotInstalled, cause, pip_install(f"multigemm[cpu]=={front.version}"))
+    text = explain_failure(decision, failure, host, front, tuple(steps))
+    return Answer(device_type, None, text, failure.cause, tuple(steps), refusal=failure)
+
+
 def forked(answer: Answer) -> Answer:
     """Return what an answer becomes in a forked child.
 
@@ -170,8 +194,10 @@ def explain_failure(
 ) -> str:
     """Write the text of an error or a warning: asked, found, cause, cure. A pure function."""
     raises = decision.on_failure == "raise"
-    head = f"multigemm: no usable backend for {decision.device_type!r} tensors"
-    lines = [head if raises else f"{head}, the slower torch reference is used instead"]
+    operands = "arrays" if decision.on_failure == "refuse" else "tensors"
+    lines = [f"multigemm: no usable backend for {decision.device_type!r} {operands}"]
+    if decision.on_failure not in ("raise", "refuse"):
+        lines[0] += ", the slower torch reference is used instead"
     lines.append(f"  with: multigemm {front.version}, {torch}")
     if not decision.verdicts:
         lines.append("  found: no backend is installed")
@@ -187,5 +213,6 @@ def explain_failure(
     lines.append(f"  fix: {failure.cure}")
     if raises:
         lines.append("  or set MULTIGEMM_FALLBACK=torch to take the slower torch reference on this device")
-    lines.append("  `multigemm doctor` shows the whole picture")
+    if decision.on_failure != "refuse":  # the command needs PyTorch, which arrays may do without
+        lines.append("  `multigemm doctor` shows the whole picture")
     return "\n".join(lines)

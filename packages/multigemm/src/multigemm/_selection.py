@@ -50,11 +50,16 @@ class Flavour:
 
 @dataclass(frozen=True)
 class Torch:
-    """PyTorch's version text (``"2.13.0+cu130"``), its numbers, and its flavour."""
+    """PyTorch's version text (``"2.13.0+cu130"``), its numbers, and its flavour.
+
+    ``name`` is another library's where that one brings the arrays (CuPy, NumPy): its CUDA major counts
+    as PyTorch's does, and no PyTorch has to be there.
+    """
 
     text: str
     version: Version
     flavour: Flavour
+    name: str = "PyTorch"
 
     @classmethod
     def of(cls, version: str, cuda: str | None, hip: str | None) -> Torch:
@@ -68,7 +73,7 @@ class Torch:
         return cls(version, parse_version(version), flavour)
 
     def __str__(self) -> str:
-        return f"PyTorch {self.text} ({self.flavour})"
+        return f"{self.name} {self.text} ({self.flavour})"
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,8 @@ class Decision:
     Exactly one holds: ``chosen`` is the backend to open; or ``failure`` says why there is none; or both
     are None and the reference answers as a matter of course. ``on_failure`` says what a failure means
     (also one that opening meets later): ``"raise"``, ``"warn"`` (the reference answers, one warning) or
-    ``"silent"``. ``notes`` are remarks on the environment variables.
+    ``"silent"``; for arrays of other libraries ``"refuse"``, an error that knows no fallback. ``notes``
+    are remarks on the environment variables.
     """
 
     device_type: str
@@ -181,7 +187,7 @@ def _extra_cure(front: Front, torch: Torch, kind: str) -> str:
     extra = _EXTRAS.get((flavour.kind, flavour.version[0]))
     if extra is None:
         offered = "CUDA 12 or 13" if flavour.kind == "cuda" else "ROCm 7"
-        return f"install a PyTorch built for {offered}: there is no multigemm wheel for {flavour}"
+        return f"install a {torch.name} built for {offered}: there is no multigemm wheel for {flavour}"
     return pip_install(f"multigemm[{extra}]=={front.version}")
 
 
@@ -206,9 +212,8 @@ def _check(candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: 
         return refuse(NotInstalled, reason, _extra_cure(front, torch, kind))
     # A backend whose metadata cannot be read may have no major to compare; its own fault is told below.
     if kind != "cpu" and candidate.major is not None and candidate.major != torch.flavour.version[0]:
-        reason = (
-            f"built for {_VENDOR[kind]} {candidate.major}, while this PyTorch is built for {torch.flavour}"
-        )
+        built = f"built for {_VENDOR[kind]} {candidate.major}"
+        reason = f"{built}, while this {torch.name} is built for {torch.flavour}"
         return refuse(FlavourMismatch, reason, _extra_cure(front, torch, kind))
     if candidate.error is not None or candidate.info is None:
         reason = candidate.error or "its metadata cannot be read"
@@ -227,7 +232,7 @@ def _check(candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: 
         reason = f"its version is {candidate.version}, multigemm's is {front.version}; they have to be equal"
         return refuse(VersionSkew, reason, pip_install(f"{candidate.distribution}=={front.version}"))
     floor: Version = tuple(candidate.info["min_torch"])
-    if torch.version < floor:
+    if torch.name == "PyTorch" and torch.version < floor:
         reason = f"it needs PyTorch {show(floor)} or newer, this is {torch.text}"
         return refuse(VersionSkew, reason, pip_install(f"torch>={show(floor)}"))
     return Verdict(candidate, True, "fits")
