@@ -84,8 +84,11 @@ class Environment:
     def uninstall(self, distribution: str) -> None:
         call([str(self.python), "-m", "pip", "uninstall", "-q", "-y", distribution])
 
-    def expect(self, backend: str, *, refused: str = "") -> None:
-        """Compute a product; compare who computed it, and what is warned of, with what has to be."""
+    def expect(self, backend: str, *, refused: str = "", others: tuple[str, ...] = ()) -> None:
+        """Compute a product; compare who computed it, and what is warned of, with what has to be.
+
+        ``others`` are backends for devices that this PyTorch does not know.
+        """
         env = {"PYTHONPATH": os.pathsep.join(map(str, self.paths))} if self.paths else {}
         told = json.loads(call([str(self.python), "-c", PROGRAM], env).splitlines()[-1])
         if str(ROOT / "packages") in told["file"]:
@@ -99,6 +102,7 @@ class Environment:
             raise Failed(f"doctor finds fault: {json.dumps(report, indent=1)}")
         verdicts = {found["backend"]: found["verdict"] for found in report["backends"]}
         wanted = {} if backend == "reference" and not refused else {"cpu": "refused" if refused else "opened"}
+        wanted |= dict.fromkeys(others, "refused")
         if verdicts != wanted:
             raise Failed(f"doctor's verdicts are {verdicts}, expected {wanted}")
 
@@ -199,8 +203,18 @@ def user_folder(setting: Setting) -> None:
     environment.expect("cpu")
 
 
+def gpu_backend(setting: Setting) -> None:
+    """`pip install "multigemm[cpu,cu13]"` beside a PyTorch for the CPU: refused, and harmless."""
+    environment = setting.environment("gpu-backend")
+    environment.install("multigemm[cpu,cu13]")
+    environment.expect("cpu", others=("cu13",))
+    environment.uninstall("multigemm-cpu")
+    environment.expect("reference", others=("cu13",))
+
+
 CASES: dict[str, Callable[[Setting], None]] = {
-    case.__name__: case for case in (front_alone, with_backend, skewed_versions, target_folder, user_folder)
+    case.__name__: case
+    for case in (front_alone, with_backend, skewed_versions, target_folder, user_folder, gpu_backend)
 }
 
 
@@ -215,8 +229,11 @@ def main() -> int:
     unknown = sorted(set(options.cases) - set(CASES))
     if unknown:
         parser.error(f"unknown cases {', '.join(unknown)}; known are {', '.join(CASES)}")
-    failed = 0
-    for name in options.cases or CASES:
+    failed, names = 0, list(options.cases or CASES)
+    if not options.cases and not list(setting.dist.glob("multigemm_cu13-*.whl")):
+        names.remove(gpu_backend.__name__)
+        print(f"left out {gpu_backend.__name__}: its wheel was not built here", flush=True)
+    for name in names:
         start, trouble = time.monotonic(), ""
         try:
             CASES[name](setting)

@@ -17,7 +17,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         default=None,
-        help="native backend that must be there, or 'none' (the front alone); default: what is installed",
+        help="native backend that must serve the device (cpu, cu13), or 'none'; default: what is installed",
     )
 
 
