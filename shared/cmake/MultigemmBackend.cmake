@@ -2,6 +2,7 @@
 #
 #   NAME           suffix of the library, of its exported mg_* functions and of the import package multigemm_<NAME>
 #   KIND           cpu or cuda; a cuda backend has MG_CUDA=1 defined and its own static copy of the CUDA runtime
+#   MAJOR          of a cuda backend, the toolkit's major, which is in its libraries' names
 #   SOURCES        files under shared/, each compiled once
 #   LEVELS         x86-64 levels for kernels/grouped_mm/cpu_level.cpp, compiled once for each
 #   ARCHITECTURES  of a cuda backend, by CUDA's names: machine code for sm_90a, PTX for compute_120
@@ -98,7 +99,7 @@ function(multigemm_add_cuda_sources target)
 endfunction()
 
 function(multigemm_add_backend)
-  cmake_parse_arguments(arg "" "NAME;KIND;INFO" "SOURCES;LEVELS;ARCHITECTURES;RPATH;NEEDED;INCLUDES" ${ARGN})
+  cmake_parse_arguments(arg "" "NAME;KIND;MAJOR;INFO" "SOURCES;BINDING;LEVELS;ARCHITECTURES;RPATH;NEEDED;INCLUDES" ${ARGN})
   file(STRINGS "${MULTIGEMM_SHARED}/version.txt" version LIMIT_COUNT 1)
   multigemm_find_in_package(torch_include torch include torch/csrc/stable/library.h MULTIGEMM_TORCH_INCLUDE)
   set(target multigemm_${arg_NAME})
@@ -111,10 +112,14 @@ function(multigemm_add_backend)
 
   set(level_targets "")
   list(TRANSFORM arg_SOURCES PREPEND "${MULTIGEMM_SHARED}/")
+  list(TRANSFORM arg_BINDING PREPEND "${MULTIGEMM_SHARED}/")
   set(cuda_sources ${arg_SOURCES})
   list(FILTER cuda_sources INCLUDE REGEX "\\.cu$")
   list(FILTER arg_SOURCES EXCLUDE REGEX "\\.cu$")
-  add_library(${target} MODULE ${arg_SOURCES})
+  # The core needs no PyTorch, so that arrays of other libraries reach it without one; the binding links the core.
+  set(binding ${target}_torch)
+  add_library(${target} SHARED ${arg_SOURCES})
+  add_library(${binding} MODULE ${arg_BINDING})
   set(includes "${MULTIGEMM_SHARED}" "${MULTIGEMM_SHARED}/include" ${arg_INCLUDES})
   foreach(level IN LISTS arg_LEVELS)
     string(REPLACE "-" "_" namespace "${level}")
@@ -128,16 +133,18 @@ function(multigemm_add_backend)
     target_link_libraries(${target} PRIVATE level_${namespace})
     list(APPEND level_targets level_${namespace})
   endforeach()
-  set_target_properties(${target} ${level_targets} PROPERTIES
+  set_target_properties(${target} ${binding} ${level_targets} PROPERTIES
     CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
     CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
     SKIP_BUILD_RPATH ON INSTALL_RPATH "")
 
   target_include_directories(${target} PRIVATE ${includes})
-  target_include_directories(${target} SYSTEM PRIVATE "${torch_include}")
-  set(definitions MG_SUFFIX=${arg_NAME} "MG_VERSION=\"${version}\"")
+  target_include_directories(${binding} PRIVATE ${includes})
+  target_include_directories(${binding} SYSTEM PRIVATE "${torch_include}")
+  set(definitions MG_SUFFIX=${arg_NAME} "MG_VERSION=\"${version}\"" "MG_BACKEND_NAME=\"${arg_NAME}\""
+    "MG_BACKEND_KIND=\"${arg_KIND}\"")
   if(arg_KIND STREQUAL "cuda")
-    list(APPEND definitions MG_CUDA=1)
+    list(APPEND definitions MG_CUDA=1 "MG_BLAS_MAJOR=\"${arg_MAJOR}\"")
     find_package(CUDAToolkit REQUIRED)
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
@@ -146,18 +153,24 @@ function(multigemm_add_backend)
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   endif()
   # 2.10 is 0x020A: computed, because a hexadecimal 10 (0x0210) would mean 2.16.
-  target_compile_definitions(${target} PRIVATE ${definitions} "TORCH_TARGET_VERSION=((2ULL << 56) | (10ULL << 48))")
-  target_compile_options(${target} PRIVATE -Wall -Wextra)
+  target_compile_definitions(${target} PRIVATE ${definitions})
+  target_compile_definitions(${binding} PRIVATE ${definitions} "TORCH_TARGET_VERSION=((2ULL << 56) | (10ULL << 48))")
 
-  # Exported: the C ABI and nothing else.
+  # Exported: the C ABI and nothing else; the binding exports nothing, it registers itself.
   set(exports "${CMAKE_CURRENT_BINARY_DIR}/exports.map")
   file(WRITE "${exports}" "{ global: mg_*_${arg_NAME}; local: *; };\n")
-  # RPATH, not RUNPATH: a toolkit on LD_LIBRARY_PATH must not come before the wheels the metadata asks for.
-  set_target_properties(${target} PROPERTIES SKIP_BUILD_RPATH OFF BUILD_WITH_INSTALL_RPATH ON
-    INSTALL_RPATH "$ORIGIN;${arg_RPATH}")
-  target_link_options(${target} PRIVATE "LINKER:--no-as-needed" "LINKER:--disable-new-dtags" "LINKER:--version-script=${exports}")
-  target_link_libraries(${target} PRIVATE ${arg_NEEDED} stub_torch_cpu)
-  install(TARGETS ${target} LIBRARY DESTINATION lib)
+  target_link_libraries(${target} PRIVATE ${arg_NEEDED})
+  target_link_libraries(${binding} PRIVATE ${target} stub_torch_cpu)
+  foreach(library IN ITEMS ${target} ${binding})
+    # RPATH, not RUNPATH: a toolkit on LD_LIBRARY_PATH must not come before the wheels the metadata asks for.
+    set_target_properties(${library} PROPERTIES SKIP_BUILD_RPATH OFF BUILD_WITH_INSTALL_RPATH ON)
+    target_compile_options(${library} PRIVATE -Wall -Wextra)
+    target_link_options(${library} PRIVATE "LINKER:--no-as-needed" "LINKER:--disable-new-dtags"
+      "LINKER:--version-script=${exports}")
+    install(TARGETS ${library} LIBRARY DESTINATION lib)
+  endforeach()
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${arg_RPATH}")
+  set_target_properties(${binding} PROPERTIES INSTALL_RPATH "$ORIGIN")
 
   multigemm_commit(commit)
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/backend.json"
@@ -168,7 +181,8 @@ function(multigemm_add_backend)
   \"name\": \"${arg_NAME}\",
   \"kind\": \"${arg_KIND}\",
   \"min_torch\": [2, 10],
-  \"library\": \"lib/libmultigemm_${arg_NAME}.so\",
+  \"library\": \"lib/libmultigemm_${arg_NAME}_torch.so\",
+  \"core\": \"lib/libmultigemm_${arg_NAME}.so\",
 ${arg_INFO},
   \"commit\": \"${commit}\"
 }
