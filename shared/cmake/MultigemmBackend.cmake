@@ -1,9 +1,10 @@
-# multigemm_add_backend(NAME cpu KIND cpu SOURCES ...): one backend library with its backend.json.
+# multigemm_add_backend(NAME cpu KIND cpu SOURCES ...): the libraries of one backend with its backend.json.
 #
 #   NAME           suffix of the library, of its exported mg_* functions and of the import package multigemm_<NAME>
 #   KIND           cpu or cuda; a cuda backend has MG_CUDA=1 defined and its own static copy of the CUDA runtime
 #   MAJOR          of a cuda backend, the toolkit's major, which is in its libraries' names
-#   SOURCES        files under shared/, each compiled once
+#   SOURCES        files under shared/ of the core, each compiled once; it needs no PyTorch
+#   BINDING        files under shared/ of the second library, which registers the core with PyTorch
 #   LEVELS         x86-64 levels for kernels/grouped_mm/cpu_level.cpp, compiled once for each
 #   ARCHITECTURES  of a cuda backend, by CUDA's names: machine code for sm_90a, PTX for compute_120
 #   INCLUDES       more folders of headers
