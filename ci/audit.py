@@ -31,9 +31,7 @@ from elftools.elf.hash import GNUHashSection
 from elftools.elf.sections import SymbolTableSection
 
 # Of every backend; its own vendor libraries come from backend.json.
-SYSTEM = re.compile(
-    r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+|libtorch_cpu\.so"
-)
+SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
 FUNCTIONS = (
     "mg_query",
     "mg_last_error",
@@ -52,6 +50,7 @@ FIELDS = {
     "min_torch": list,
     "architectures": list,
     "library": str,
+    "core": str,
     "needed": list,
     "optional_symbols": list,
     "commit": str,
@@ -66,6 +65,7 @@ NEWER_SHIMS = re.compile(
 )
 # Not aoti_torch_device_type_cuda: that is a number, and libtorch_cpu.so has it.
 GPU = re.compile(r"(cuda|cu|hip)[A-Z]|(cublas|hipblas|rocblas)|(aoti_)?torch_(?!device_type)\w*cuda")
+SHIM = re.compile(r"(aoti_)?torch_")
 BLAS = re.compile(r"cublas|hipblas|rocblas")
 # Of the driver and of the runtime: the first is missing on machines without a GPU, the second is linked in.
 RUNTIME = re.compile(r"(__)?cu(da)?[A-Z]|hip[A-Z]|(aoti_)?torch_(?!device_type)\w*cuda")
@@ -139,20 +139,8 @@ def audit_vendor(library: Library, info: dict[str, Any], site: Path | None) -> I
         yield f"needs {symbol}, which no library of the oldest version has"
 
 
-def audit_library(library: Library, info: dict[str, Any], site: Path | None = None) -> Iterator[str]:
-    """Findings about a backend's library, given its backend.json."""
-    name, kind = info["name"], info["kind"]
-    allowed = {entry["soname"] for entry in info["needed"]}
-    for soname in library.needed:
-        if soname not in allowed and not SYSTEM.fullmatch(soname):
-            yield f"NEEDED has {soname}, which is neither the system's nor in backend.json"
-    if "libtorch_cpu.so" not in library.needed:
-        yield "NEEDED lacks libtorch_cpu.so, so torch's symbols would not be found"
-    for entry in info["needed"]:
-        if entry["soname"] not in library.needed and not entry["optional"]:
-            yield f"backend.json needs {entry['soname']}, but the library does not"
-        if f"$ORIGIN/../../{entry['folder']}" not in library.rpath:
-            yield f"RPATH lacks $ORIGIN/../../{entry['folder']}, where {entry['soname']} is installed"
+def audit_search_path(library: Library) -> Iterator[str]:
+    """Findings about where the loader would look for what a library needs."""
     if library.runpath:
         yield f"RUNPATH is {':'.join(library.runpath)}; it must be RPATH, which LD_LIBRARY_PATH does not beat"
     if library.rpath[:1] != ["$ORIGIN"]:
@@ -160,11 +148,10 @@ def audit_library(library: Library, info: dict[str, Any], site: Path | None = No
     for path in library.rpath:
         if not path.startswith("$ORIGIN"):
             yield f"RPATH has {path}, a folder of the machine that built it"
-    wanted = {f"{function}_{name}" for function in FUNCTIONS}
-    for symbol in sorted(wanted - library.defined):
-        yield f"does not export {symbol}"
-    for symbol in sorted(library.defined - wanted):
-        yield f"exports {symbol}, which is not in the C ABI"
+
+
+def audit_symbols(library: Library, kind: str) -> Iterator[str]:
+    """Findings about the symbols that a library wants from others."""
     for symbol in sorted(library.undefined):
         if re.match(r"_?Py[A-Z_]", symbol):
             yield f"needs the Python symbol {symbol}"
@@ -174,14 +161,56 @@ def audit_library(library: Library, info: dict[str, Any], site: Path | None = No
             yield f"needs {symbol}, which torch {'.'.join(map(str, MIN_TORCH))} lacks"
         elif kind == "cpu" and GPU.match(symbol):
             yield f"needs the GPU symbol {symbol}"
-    shims = {symbol for symbol in library.undefined if re.match(r"(aoti_)?torch_", symbol)}
+
+
+def audit_core(library: Library, info: dict[str, Any], site: Path | None = None) -> Iterator[str]:
+    """Findings about the library of the C ABI, given its backend.json."""
+    name = info["name"]
+    allowed = {entry["soname"] for entry in info["needed"]}
+    for soname in library.needed:
+        if soname not in allowed and not SYSTEM.fullmatch(soname):
+            yield f"NEEDED has {soname}, which is neither the system's nor in backend.json"
+    for entry in info["needed"]:
+        if entry["soname"] not in library.needed and not entry["optional"]:
+            yield f"backend.json needs {entry['soname']}, but the library does not"
+        if f"$ORIGIN/../../{entry['folder']}" not in library.rpath:
+            yield f"RPATH lacks $ORIGIN/../../{entry['folder']}, where {entry['soname']} is installed"
+    yield from audit_search_path(library)
+    wanted = {f"{function}_{name}" for function in FUNCTIONS}
+    for symbol in sorted(wanted - library.defined):
+        yield f"does not export {symbol}"
+    for symbol in sorted(library.defined - wanted):
+        yield f"exports {symbol}, which is not in the C ABI"
+    yield from audit_symbols(library, info["kind"])
+    for symbol in sorted(symbol for symbol in library.undefined if SHIM.match(symbol)):
+        yield f"needs {symbol}: the C ABI has to open without torch"
+    if info["kind"] != "cpu":
+        yield from audit_vendor(library, info, site)
+
+
+def audit_binding(library: Library, info: dict[str, Any]) -> Iterator[str]:
+    """Findings about the library that registers the functions with torch."""
+    core = Path(info["core"]).name
+    for soname in library.needed:
+        if soname not in (core, "libtorch_cpu.so") and not SYSTEM.fullmatch(soname):
+            yield f"NEEDED has {soname}, which is neither the system's, nor torch's, nor the wheel's own"
+    if "libtorch_cpu.so" not in library.needed:
+        yield "NEEDED lacks libtorch_cpu.so, so torch's symbols would not be found"
+    if core not in library.needed:
+        yield f"NEEDED lacks {core}, whose functions it registers"
+    yield from audit_search_path(library)
+    for symbol in sorted(library.defined):
+        yield f"exports {symbol}; it has only to register itself"
+    yield from audit_symbols(library, info["kind"])
+    for symbol in sorted(library.undefined):
+        if info["kind"] != "cpu" and RUNTIME.match(symbol):
+            yield f"needs {symbol}, which has to be looked up when it is wanted"
+    shims = {symbol for symbol in library.undefined if SHIM.match(symbol)}
     if not shims:
         yield "needs no shim of torch, so it registers nothing"
     torch = torch_library()
     for symbol in lacking(torch, sorted(shims)) if torch else ():
         yield f"needs {symbol}, which the torch of this environment lacks"
-    if kind != "cpu":
-        yield from audit_vendor(library, info, site)
 
 
 def audit_info(info: dict[str, Any], version: str) -> Iterator[str]:
@@ -248,15 +277,18 @@ def audit_wheel(path: Path, site: Path | None = None) -> Iterator[str]:
         budget = BUDGET.get(info["kind"], BUDGET_GPU)
         if path.stat().st_size > budget:
             yield f"has {path.stat().st_size} bytes, the budget is {budget}"
-        library = f"{package}/{info['library']}"
+        files = {f"{package}/{info[part]}": part for part in ("core", "library")}
         for name in names:
-            if re.search(r"\.so(\.\d+)*$", name) and name != library:
-                yield f"holds a second library, {name}"
-        if library not in names:
-            yield f"lacks {library}, which backend.json names"
-            return
+            if re.search(r"\.so(\.\d+)*$", name) and name not in files:
+                yield f"holds a further library, {name}"
         with tempfile.TemporaryDirectory() as folder:
-            yield from audit_library(Library(Path(wheel.extract(library, folder))), info, site)
+            for name, part in files.items():
+                if name not in names:
+                    yield f"lacks {name}, which backend.json names"
+                    continue
+                library = Library(Path(wheel.extract(name, folder)))
+                found = audit_core(library, info, site) if part == "core" else audit_binding(library, info)
+                yield from (f"{Path(name).name}: {finding}" for finding in found)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -168,7 +168,7 @@ def check_wheel(path: Path, show: bool = False) -> Iterator[str]:
         info = json.loads(wheel.read(f"{package}/backend.json"))
         if info["kind"] != "cuda":
             return
-        kernels, ptx = read(Path(wheel.extract(f"{package}/{info['library']}", folder)))
+        kernels, ptx = read(Path(wheel.extract(f"{package}/{info['core']}", folder)))
     for kernel in kernels if show else ():
         told = {o: n for o, n in kernel.opcodes.items() if o in {"HGMMA", "UTMALDG", "DMMA", "HMMA", *LOCAL}}
         print(f"{kernel.architecture} {kernel.registers:3} registers {told} {kernel.name}")

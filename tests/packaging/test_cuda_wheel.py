@@ -24,10 +24,10 @@ pytestmark = [
 ]
 FOLDER = Path(SPEC.origin).parent if SPEC is not None else Path()
 INFO = json.loads((FOLDER / "backend.json").read_text()) if SPEC is not None else {}
-LIBRARY = str(FOLDER / INFO.get("library", ""))
+CORE, BINDING = (str(FOLDER / INFO.get(part, "")) for part in ("core", "library"))
 OPEN = f"""
-import ctypes, torch
-handle = ctypes.CDLL({LIBRARY!r})
+import ctypes
+handle = ctypes.CDLL({CORE!r})
 handle.mg_query_cu13.restype = ctypes.c_char_p
 query = json.loads(handle.mg_query_cu13())
 """
@@ -69,7 +69,9 @@ show(text=text, mapped=[path for path in mapped() if "cu13" in path or "libcu" i
 
 
 def test_the_library_answers_without_a_gpu_or_a_driver():
-    shown = run(OPEN + "show(query=query, mapped=[p for p in mapped() if '/libcu' in p])")
+    code = "show(query=query, mapped=[p for p in mapped() if '/libcu' in p], torch='torch' in sys.modules)"
+    shown = run(OPEN + code)
+    assert not shown["torch"]
     query = shown["query"]
     assert (query["name"], query["kind"], query["version"]) == ("cu13", "cuda", INFO["version"])
     assert query["abi"] == INFO["abi"] and query["protocol"] == INFO["protocol"]
@@ -102,6 +104,7 @@ show(theirs=shown, ours=[ctypes.sizeof(struct) for struct in _abi.STRUCTS])
 
 def test_a_call_without_a_gpu_fails_with_a_status():
     code = f"""{OPEN}
+import torch
 from multigemm import _abi
 library = _abi.Library(handle, "cu13")
 x, w, y = torch.ones(3, 2), torch.ones(1, 2, 4), torch.empty(3, 4)
@@ -116,7 +119,7 @@ show(status=library.call(problem), text=library.last_error())
 def test_beside_a_pytorch_for_the_cpu_its_registration_does_no_harm():
     code = f"""
 import torch, multigemm
-torch.ops.load_library({LIBRARY!r})
+torch.ops.load_library({BINDING!r})
 x, w = torch.ones(3, 2), torch.ones(2, 2, 4)
 show(y=multigemm.grouped_mm(x, w, torch.tensor([1, 2])).unique().tolist())
 """
