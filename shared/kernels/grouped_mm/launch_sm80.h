@@ -1,0 +1,65 @@
+// What the launchers of rows_sm80 and wgrad_sm80 share; for CUDA sources.
+#pragma once
+
+#include <string>
+
+#include "kernels/grouped_mm/gpu_call.h"
+#include "kernels/grouped_mm/tile_sm80.cuh"
+
+namespace multigemm {
+namespace sm80 {
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+inline int64_t dtype_bytes(int32_t dtype) { return dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2; }
+
+// Whether lines of unit stride can be read or written 16 bytes at a time: `strides` of the `count` outer dimensions,
+// `sizes` of them and then the line's length, which need not be whole if each access is guarded (`guarded`).
+inline bool wide_lines(const void* data, int32_t dtype, const int64_t* strides, const int64_t* sizes, int count,
+                       bool guarded = false) {
+  const int64_t bytes = dtype_bytes(dtype);
+  if (reinterpret_cast<uintptr_t>(data) % 16) return false;
+  for (int i = 0; i < count; ++i)
+    if (sizes[i] > 1 && strides[i] * bytes % 16) return false;
+  return guarded || sizes[count] * bytes % 16 == 0;
+}
+
+// Row tiles there can be at most, whatever the sizes.
+inline int64_t most_row_tiles(int64_t rows, int64_t groups, int64_t tile_rows) {
+  return rows / tile_rows + (groups + 1 < rows ? groups + 1 : rows);
+}
+
+template <class Tile, bool kAAlong, bool kBAlong>
+constexpr int tile_bytes() {
+  return static_cast<int>(sizeof(typename Tile::T)) * Tile::kStages *
+         (Tile::template OperandOf<Tile::kM, kAAlong>::kSize + Tile::template OperandOf<Tile::kN, kBAlong>::kSize);
+}
+
+inline std::string refusal(int64_t rows, int64_t batch, const mg_groups& groups, int32_t dtype, int32_t out_dtype,
+                           const DeviceFacts& device) {
+  if (device.major < 8) return "needs compute capability 8.0 or newer";
+  if (device.shared_bytes < 96 * 1024) return "needs 96 KiB of shared memory";
+  if (groups.count > kMostBlockGroups) return "more groups than a block counts up";
+  if (rows >= (int64_t{1} << 31) - (1 << 16)) return "too many rows for 32-bit row numbers";
+  if (batch >= int64_t{1} << 30) return "B is too large";
+  if (dtype < MG_FLOAT64 || dtype > MG_BFLOAT16) return "no such dtype";
+  if (out_dtype != dtype && out_dtype != MG_FLOAT32) return "out must have the operands' dtype or be float32";
+  return "";
+}
+
+// As many blocks as there is work, but no more than stay on the device: blocks take tiles in turn.
+template <class Call>
+int launch(void (*kernel)(Call), int threads, int work_bytes, int64_t blocks, int64_t blocks_each, const Call& call,
+           const DeviceFacts& device, cudaStream_t stream) {
+  const int bytes = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(call.p.groups.count));
+  if (bytes > 48 * 1024 - 1024) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return static_cast<int>(error);
+  }
+  const int64_t most = blocks_each * device.multiprocessors;
+  kernel<<<static_cast<unsigned>(blocks < most ? blocks : most), threads, static_cast<size_t>(bytes), stream>>>(call);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace sm80
+}  // namespace multigemm
