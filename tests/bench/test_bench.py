@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -214,6 +215,36 @@ def test_summary_tells_the_geometric_mean_and_the_least() -> None:
     )
     assert "least 3.00 (tiny-k, even, float32)" in text
     assert "wgrad" not in text
+
+
+def test_a_peer_of_some_rows_has_a_column_of_its_own() -> None:
+    peers_of = {"torch": 3.0, "triton": 1.5, "loop": 6.0}
+    rows = [row(), row(case="mixtral-up", dtype="bfloat16", peers=peers_of)]
+    found = results.Results(
+        {"gpu": "G", "driver": "1.2"}, "d", "c", {"triton": "9"}, {"tflops": {}, "tbps": 1.0}, rows
+    )
+    assert found.peers() == ["torch", "loop", "triton"]
+    assert report.columns(found)[5:] == [
+        "floor",
+        "ours",
+        "torch",
+        "loop",
+        "triton",
+        "best/ours",
+        "ours/floor",
+    ]
+    assert report.cells(found, rows[0])[6:] == ["2.00", "none", "6.00", "none", "3.00", "2.00"]
+    assert report.cells(found, rows[1])[6:] == ["2.00", "3.00", "6.00", "1.50", "0.75", "2.00"]
+    assert "G, driver 1.2; d; commit c" in report.markdown(found)
+    assert "triton 9" in report.markdown(found)
+
+
+def test_triton_is_a_peer_on_gpus_only() -> None:
+    assert not peers.triton_is_there(CPU)
+    assert peers.triton_is_there(torch.device("cuda")) == (importlib.util.find_spec("triton") is not None)
+    if importlib.util.find_spec("triton") is None:
+        p = peers.make(MOE, SIZES, torch.float32, CPU)
+        assert "Triton's kernel fails: No module named" in str(peers.triton_grouped_mm(p, "forward"))
 
 
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import multigemm
 
 from ..._errors import MultigemmError
 from .._support import require, stop
-from . import cases, plot, report, results, timing
+from . import cases, peers, plot, report, results, timing
 from .floor import OPS
 from .measure import Outcome, Settings, measure
 
@@ -124,7 +124,7 @@ def collect(
         commit=results.commit(),
         versions=results.versions(),
         ceilings={"tflops": {results.dtype_name(d): rate for d, rate in tflops.items()}, "tbps": tbps},
-        notes={"method": method(device, kept), "shapes": {}, "refused": {}},
+        notes={"method": method(device, kept, options.graph), "shapes": {}, "refused": {}},
     )
     faults: list[str] = []
     progress = Progress(
@@ -167,18 +167,29 @@ def _note(outcome: results.Results, reason: str, where: str) -> None:
     outcome.notes["refused"].setdefault(reason, []).append(where)
 
 
-def method(device: torch.device, kept: bool = False) -> list[str]:
+def method(device: torch.device, kept: bool = False, graph: bool = True) -> list[str]:
     """How the numbers were made, for whoever reads the file without this program."""
     lines = [
         "ours, torch (torch.nn.functional.grouped_mm) and loop (one mm or bmm for each group that has rows, "
         "sizes known to the host, the faster of writing into the output and copying into it) are sampled in "
-        "turns in one process; medians; each call allocates its outputs.",
+        "turns in one process, after a turn that does not count; medians; each call allocates its outputs.",
         "rel_err: largest difference from a float64 reference over the largest value of the reference, in "
         "the same run; the rows of no group have to be zero.",
         "floor_ms = max(FLOPs / F, bytes / W), each input read and each output written once.",
         "backward: the gradients of x and w, the forward pass done before.",
         "peak_bytes: what one call allocates through PyTorch at its peak, its outputs included.",
     ]
+    if peers.triton_is_there(device):
+        lines.append(
+            "triton: a persistent kernel of this benchmark's own (bf16 and fp16, no batch dimension), the "
+            "fastest of a few tile shapes for each case; the ends of the groups are read on the device."
+        )
+    if device.type == "cuda":
+        replayed = "replays of a CUDA graph of one call, where it can be captured" if graph else "eager calls"
+        lines.append(
+            f"Times are device times between events around {replayed}, queued behind a busy device; host_us "
+            "is the time until a call returns."
+        )
     if device.type == "cpu":
         lines += [
             "Shapes on the CPU: for mixtures of experts the larger of K and M is halved (not under 256), "

@@ -55,11 +55,15 @@ def measure(case: Case, kind: str, sizes: list[int], op: str, dtype: torch.dtype
         error = peers.check(p, op, calls["ours"](), zero_tail=True)
         if not error <= tolerance:
             faults.append(f"{label}: ours differs from float64 by {error:.1e}, allowed is {tolerance:.1e}")
-        found = peers.torch_grouped_mm(p, op)
-        if isinstance(found, str):
-            refused["torch"] = found
-        else:
-            calls["torch"] = found
+        makers = {"torch": peers.torch_grouped_mm}
+        if peers.triton_is_there(s.device):
+            makers["triton"] = peers.triton_grouped_mm
+        for name, make in makers.items():
+            found = make(p, op)
+            if isinstance(found, str):
+                refused[name] = found
+            else:
+                calls[name] = found
         ways = peers.loops(p, op)
         calls["loop"] = ways[timing.fastest(s.device, ways) if len(ways) > 1 else next(iter(ways))]
         for name in [n for n in calls if n != "ours"]:
@@ -81,7 +85,7 @@ def measure(case: Case, kind: str, sizes: list[int], op: str, dtype: torch.dtype
         kernel=kernel,
         floor_ms=floor_ms(case, sizes, op, dtype, s.tflops[dtype], s.tbps),
         ours_ms=times["ours"].ms,
-        peers={name: times[name].ms if name in times else None for name in ("torch", "loop")},
+        peers={name: times[name].ms if name in times else None for name in (*makers, "loop")},
         rel_err=error,
         host_us=host,
         peak_bytes=peak,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 
@@ -90,6 +91,28 @@ def torch_grouped_mm(p: Problem, op: str) -> Call | str:
     except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
         return f"torch's grouped_mm refuses: {str(error).strip().splitlines()[0]}"
     return call
+
+
+def triton_is_there(device: torch.device) -> bool:
+    """Whether there is a Triton that compiles for the device: then its kernel is a peer."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def triton_grouped_mm(p: Problem, op: str) -> Call | str:
+    """A persistent kernel in Triton, its tiles tuned to the case, or the reason why it refuses."""
+    try:
+        from . import triton_peer as peer
+
+        refused = peer.refusal(p.x, p.gy)
+        if refused is not None:
+            return refused
+        wgrad = None if op == "forward" else peer.wgrad(p.x, p.gy, p.offsets)
+        if op == "wgrad" and wgrad is not None:
+            return _inference(lambda: (wgrad(),))
+        product = peer.rows(p.x, p.w, p.offsets) if op == "forward" else peer.rows(p.gy, p.w.mT, p.offsets)
+    except (ImportError, RuntimeError) as error:
+        return f"Triton's kernel fails: {str(error).strip().splitlines()[0]}"
+    return _inference(lambda: (product(),) if wgrad is None else (product(), wgrad()))
 
 
 def loops(p: Problem, op: str) -> dict[str, Call]:

@@ -7,7 +7,12 @@ from pathlib import Path
 from .._support import require
 from .results import Results, Row
 
-STYLES = {"ours": ("#1b6ca8", "o"), "torch": ("#d1495b", "s"), "loop": ("#8d99ae", "^")}
+STYLES = {
+    "ours": ("#1b6ca8", "o"),
+    "torch": ("#d1495b", "s"),
+    "triton": ("#edae49", "D"),
+    "loop": ("#8d99ae", "^"),
+}
 
 
 def draw(results: Results, path: Path) -> None:
@@ -37,7 +42,8 @@ def draw(results: Results, path: Path) -> None:
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     for axis, ((op, dtype), rows) in zip(axes.flat, panels.items(), strict=False):
-        for name, (color, marker) in STYLES.items():
+        for name in ("ours", *results.peers()):
+            color, marker = STYLES.get(name, ("#4f772d", "v"))
             points = [(_ratio(row, name), place) for place, row in enumerate(rows)]
             known = [(ratio, place) for ratio, place in points if ratio is not None]
             x, y = [ratio for ratio, _ in known], [place for _, place in known]
@@ -55,7 +61,7 @@ def draw(results: Results, path: Path) -> None:
         axis.set_title(f"{op}, {dtype}", fontsize=10)
         axis.set_xlabel("time / floor", fontsize=8)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=3, fontsize=8)
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8)
     device = results.machine.get("gpu") or results.machine.get("name")
     figure.suptitle(f"multigemm {results.versions.get('multigemm')} on {device}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,19 +9,12 @@ from .results import Results, Row, summary
 if TYPE_CHECKING:
     from rich.table import Table
 
-COLUMNS = (
-    "case",
-    "shape",
-    "sizes",
-    "op",
-    "dtype",
-    "floor",
-    "ours",
-    "torch",
-    "loop",
-    "best/ours",
-    "ours/floor",
-)
+WORDS = ("case", "shape", "sizes", "op", "dtype")
+"""Columns of words; the others hold numbers."""
+
+
+def columns(results: Results) -> list[str]:
+    return [*WORDS, "floor", "ours", *results.peers(), "best/ours", "ours/floor"]
 
 
 def shape_of(results: Results, row: Row) -> str:
@@ -31,7 +24,7 @@ def shape_of(results: Results, row: Row) -> str:
 
 def cells(results: Results, row: Row) -> list[str]:
     ratio = row.ratio()
-    peers = [row.peers.get(name) for name in ("torch", "loop")]
+    peers = [row.peers.get(name) for name in results.peers()]
     return [
         row.case,
         shape_of(results, row),
@@ -59,8 +52,8 @@ def rich_table(results: Results) -> Table:
 
     device = results.machine.get("gpu") or results.machine.get("name")
     table = Table(title=f"grouped products on {device}, milliseconds", title_justify="left")
-    for name in COLUMNS:
-        right = name not in ("case", "shape", "sizes", "op", "dtype")
+    for name in columns(results):
+        right = name not in WORDS
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "shape")
     for row in results.rows:
         style = None
@@ -77,8 +70,12 @@ def header(results: Results) -> list[str]:
     where = machine.get("gpu") or machine.get("name")
     if machine.get("threads"):
         where = f"{where}, threads: {machine['threads']}, {machine.get('instructions')}"
+    if machine.get("driver"):
+        where = f"{where}, driver {machine['driver']}"
     rates = ", ".join(f"{name} {rate:.4g} TFLOP/s" for name, rate in ceilings["tflops"].items())
     backends = ", ".join(f"{k} {v}" for k, v in versions.items() if k.startswith("backend")) or "no backend"
+    if "triton" in results.peers():
+        backends = f"{backends}, triton {versions.get('triton')}"
     return [
         f"{where}; {results.date}; commit {results.commit}; torch {versions.get('torch')}, "
         f"multigemm {versions.get('multigemm')}, {backends}.",
@@ -91,8 +88,9 @@ def markdown(results: Results) -> str:
     lines = [*header(results), ""]
     lines += [f"- {line}" for line in summary(results.rows)]
     lines += ["", "Milliseconds, medians. `best/ours` over 1: faster than the best peer.", ""]
-    lines.append("| " + " | ".join(COLUMNS) + " | kernel |")
-    lines.append("|" + " --- |" * (len(COLUMNS) + 1))
+    names = columns(results)
+    lines.append("| " + " | ".join(names) + " | kernel |")
+    lines.append("|" + " --- |" * (len(names) + 1))
     for row in results.rows:
         lines.append("| " + " | ".join([*cells(results, row), row.kernel]) + " |")
     refused = results.notes.get("refused", {})

@@ -63,6 +63,10 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     notes: dict[str, Any] = field(default_factory=dict)
 
+    def peers(self) -> list[str]:
+        """The peers of any row, in the order in which the rows name them."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.peers)) or ["torch", "loop"]
+
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_rounded(asdict(self)), indent=1, allow_nan=False)
@@ -117,9 +121,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 def _driver() -> str | None:
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-        return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)
-    except OSError:
-        return None
+    except OSError:  # a container may hide the file and still have the tool
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            return None
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), None)
 
 
 def commit() -> str:

@@ -3,16 +3,19 @@
 Calls are sampled in turns, one sample of each, the order rotated, so that a machine that becomes slower
 or faster meanwhile does so for all of them; the median of each is returned. A sample holds as many calls
 as fill a few milliseconds. On the CPU the clock is ``perf_counter``; on a GPU device events around the
-calls, or around replays of a graph of them, so that host time does not count where it can be hidden.
+calls, or around replays of a graph of them, queued behind a busy device, so that host time does not count
+where it can be hidden.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +25,8 @@ Call = Callable[[], object]
 
 SAMPLE_S = 2e-3
 MIN_REPEATS = 3
+MOST_AHEAD_S = 20e-3
+CYCLES_PER_S = 2e9  # of a GPU's clock, rather too many than too few
 
 
 @dataclass(frozen=True)
@@ -69,36 +74,56 @@ class DeviceTimer:
 
     def __init__(self, device: torch.device, graph: bool) -> None:
         self.device, self.graph, self.graphed = device, graph and device.type == "cuda", False
+        self.ahead: dict[Call, float] = {}
 
     def prepare(self, call: Call) -> Call:
         """A warmed-up call, or the replay of its graph where it can be captured."""
         self.graphed = False
-        for _ in range(3):
-            call()
-        torch.accelerator.synchronize(self.device)
-        if not self.graph:
-            return call
+        with self._current():
+            for _ in range(3):
+                call()
+            torch.accelerator.synchronize(self.device)
+            ready = self._captured(call) if self.graph else call
+            start = time.perf_counter()
+            ready()
+            # As long as the host takes to queue a call, the device is kept busy before each sample.
+            self.ahead[ready] = time.perf_counter() - start
+            torch.accelerator.synchronize(self.device)
+        return ready
+
+    def _captured(self, call: Call) -> Call:
+        graph = torch.cuda.CUDAGraph()
         try:
-            graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 call()
         except RuntimeError:  # a call that synchronises cannot be captured
             torch.accelerator.synchronize(self.device)
             return call
         graph.replay()
-        torch.accelerator.synchronize(self.device)
         self.graphed = True
         return graph.replay
 
     def seconds(self, call: Call, count: int) -> float:
+        """Of one call, the mean of ``count`` calls in a row, in the device's own time."""
         start = torch.Event(self.device, enable_timing=True)
         end = torch.Event(self.device, enable_timing=True)
-        start.record()
-        for _ in range(count):
-            call()
-        end.record()
-        end.synchronize()
+        with self._current():
+            if self.device.type == "cuda":
+                # Calls queue up behind this, so that gaps between launches are not measured as theirs.
+                wait = min(count * self.ahead.get(call, 0.0), MOST_AHEAD_S)
+                torch.cuda._sleep(int(1.5 * wait * CYCLES_PER_S))
+            start.record()
+            for _ in range(count):
+                call()
+            end.record()
+            end.synchronize()
         return float(start.elapsed_time(end)) * 1e-3 / count
+
+    def _current(self) -> AbstractContextManager[object]:
+        """The device as the current one: events, graphs and the sleep belong to the current device."""
+        if self.device.type != "cuda":
+            return contextlib.nullcontext()
+        return torch.cuda.device(self.device)
 
 
 def timer(device: torch.device, graph: bool = False) -> CPUTimer | DeviceTimer:
@@ -121,8 +146,12 @@ def side_by_side(
     for name in names:
         ready[name] = clock.prepare(calls[name])
         graphed[name] = clock.graphed
-        counts[name] = max(1, min(1000, int(SAMPLE_S / max(clock.seconds(ready[name], 1), 1e-7))))
+        # The least of three: one that an interruption has made longer would leave samples too short.
+        once = min(clock.seconds(ready[name], 1) for _ in range(3))
+        counts[name] = max(1, min(1000, int(SAMPLE_S / max(once, 1e-7))))
     samples: dict[str, list[float]] = {name: [] for name in names}
+    for name in names:  # a turn that does not count: clocks and caches settle
+        clock.seconds(ready[name], counts[name])
     begin = time.perf_counter()
     for turn in range(repeats):
         if turn >= MIN_REPEATS and time.perf_counter() - begin > budget_s:
