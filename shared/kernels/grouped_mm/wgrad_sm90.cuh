@@ -359,21 +359,35 @@ MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
     }
     if (turn > 0) cutlass::arch::NamedBarrier::sync(256, warpgroup);
     Scale scale = Scale::Zero;
+    const uint32_t end = step + steps, whole = step + static_cast<uint32_t>(tile.rows) / kStepRows;
+    const uint32_t first = step;
+    fence_sums(sums);
 #pragma unroll 1
-    for (int32_t left = tile.rows; left > 0; left -= kStepRows, ++step) {
+    for (; step < whole; ++step) {
       const uint32_t stage = step % kStages;
-      const int slices = left < kStepRows ? (left + kSlice - 1) / kSlice : kStepRows / kSlice;
       Barrier::wait(&shared.full[stage], step / kStages & 1);
       const uint64_t x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
       const uint64_t gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
-      fence_sums(sums);
       cute::warpgroup_arrive();
-#pragma unroll 1
-      for (int slice = 0; slice < slices; ++slice) multiply_slice<Mma>(x, gy, slice, sums, scale);
+#pragma unroll
+      for (int slice = 0; slice < kStepRows / kSlice; ++slice) multiply_slice<Mma>(x, gy, slice, sums, scale);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
-      fence_sums(sums);
-      if (left < tile.rows) release(shared, step - 1);
+      if (step > first) release(shared, step - 1);
+    }
+    if (step < end) {
+      const uint32_t stage = step % kStages;
+      Barrier::wait(&shared.full[stage], step / kStages & 1);
+      const uint64_t x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
+      const uint64_t gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
+      cute::warpgroup_arrive();
+#pragma unroll 1
+      for (int slice = 0; slice < (tile.rows % kStepRows + kSlice - 1) / kSlice; ++slice)
+        multiply_slice<Mma>(x, gy, slice, sums, scale);
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      if (step > first) release(shared, step - 1);
+      ++step;
     }
     if (has_turn(a, turn + 1)) cutlass::arch::NamedBarrier::arrive(256, warpgroup ^ 1);
     cute::warpgroup_wait<0>();
