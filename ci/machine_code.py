@@ -35,7 +35,10 @@ class Rule:
 RULES = (
     Rule("tensor cores of a warp group", r"sm90", "sm_90a", ("HGMMA",)),
     Rule("the copy engine", r"sm90", "sm_90a", ("UTMALDG",)),
-    Rule("tensor cores in float64", r"sm80.*\bdouble\b", "", ("DMMA",)),
+    # Of sm_80 the tiles: matrices too small for tensor cores have kernels of their own.
+    Rule("tensor cores in float64", r"tile_sm80<.*Tiling<double", "", ("DMMA",)),
+    Rule("tensor cores in TF32", r"tile_sm80<.*Tiling<float, ?true", "", ("HMMA",)),
+    Rule("tensor cores in half precision", r"tile_sm80<.*Tiling<__(half|nv_bfloat16)", "", ("HMMA",)),
 )
 LOCAL = ("LDL", "STL")
 
