@@ -186,7 +186,9 @@ def build_wheel(session: nox.Session, name: str) -> Path:
     arguments = ["--outdir", str(DIST), str(ROOT / package["folder"])]
     if name in NATIVE:
         lend_torch(session, python)
-        arguments = ["--wheel", *arguments]  # shared/ lies outside the package, so it has no sdist
+        # No sdist, as shared/ lies outside the package. What was compiled before is kept: minutes for CUDA.
+        objects = cache(session) / f"objects-{name}"
+        arguments = ["--wheel", f"-Cbuild-dir={objects}", *arguments]
     environment = {
         "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
         # One compiler for each core: a CUDA one takes gigabytes.

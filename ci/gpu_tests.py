@@ -3,7 +3,7 @@
     python3 ci/gpu_tests.py [--backend NAME [--wheel PATH]] [--suite FOLDER ...] [PYTEST ARGUMENT ...]
 
 The front is pure Python, so a path serves as its installation. A backend's wheel, of dist/ unless it is
-given, is unpacked into a folder of its own, beside which pip's cuBLAS need not lie: PyTorch has it loaded.
+given, is unpacked into a folder of its own; its cuBLAS is the one that PyTorch brings.
 Without --backend the PyTorch reference computes everything.
 """
 
