@@ -71,7 +71,7 @@ BorrowedHandle::BorrowedHandle(const DeviceFacts& device, void* stream, const mg
       stream_(stream),
       handle_(take(device.ordinal, stream)) {
   try {
-    check_blas(cublasSetStream(handle_, static_cast<cudaStream_t>(stream)), "setting the stream of a cuBLAS handle");
+    check_blas(cublasSetStream(handle_, static_cast<gpu::Stream>(stream)), "setting the stream of a cuBLAS handle");
     check_blas(cublasSetWorkspace(handle_, workspace_.as<void>(),
                                   static_cast<size_t>(device.major >= 9 ? kWorkspaceBytes : kOlderWorkspaceBytes)),
                "setting the workspace of a cuBLAS handle");
