@@ -9,6 +9,7 @@
 #include "launch/device_groups.h"
 #include "launch/grouped_mm.h"
 #include "launch/products_gpu.h"
+#include "launch/text.h"
 #include "runtime/status.h"
 
 namespace multigemm {
@@ -30,12 +31,12 @@ int64_t fold_batch(mg_grouped_mm_problem& p) {
 
 bool by_products(const mg_grouped_mm_problem& p) { return p.implementation == MG_BLAS || p.implementation == MG_TORCH; }
 
-SizesFacts facts_of(const mg_grouped_mm_problem& p, const mg_grouped_mm_problem& given) {
+SizesFacts facts_of(const mg_grouped_mm_problem& p, const mg_grouped_mm_problem& given, bool asks_stream) {
   SizesFacts facts;
   facts.on_host = (p.groups.flags & MG_GROUPS_ON_HOST) != 0;
   if (facts.on_host) facts.present = static_cast<int64_t>(partition(given.groups, given.rows).blocks.size());
   // Asked only where the answer matters: it costs host time.
-  if (by_products(p) && !facts.on_host) facts.capturing = is_capturing(p.stream);
+  if (by_products(p) && !facts.on_host && asks_stream) facts.capturing = is_capturing(p.stream);
   facts.has_host_matmul = p.host && p.host->matmul;
   return facts;
 }
@@ -55,7 +56,7 @@ void run(const mg_grouped_mm_problem& given) {
   mg_grouped_mm_problem p = given;
   const int64_t scale = fold_batch(p);
   const bool nothing = p.groups.count == 0 || p.inner == 0;  // zeros, or the bias alone
-  const Choice choice = nothing ? Choice{&simt_row()} : choose(p, device, facts_of(p, given));
+  const Choice choice = nothing ? Choice{&simt_row()} : choose(p, device, facts_of(p, given, true));
   if (choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch)
     return rows_by_products(p, host_groups(given.groups, given.rows, scale, p.host, p.stream), device,
                             choice.row->kernel == Kernel::torch);
@@ -88,11 +89,26 @@ void run(const mg_grouped_mm_problem& given) {
   }
 }
 
-std::string plan(const mg_grouped_mm_problem& given) {
-  const DeviceGuard guard(given.device);
+std::string plan_on(const mg_grouped_mm_problem& given, const DeviceFacts& device, bool asks_stream) {
   mg_grouped_mm_problem p = given;
   (void)fold_batch(p);
-  return explain(p, device_facts(given.device), facts_of(p, given));
+  return explain(p, device, facts_of(p, given, asks_stream));
+}
+
+std::string plan(const mg_grouped_mm_problem& given) {
+  const DeviceGuard guard(given.device);
+  return plan_on(given, device_facts(given.device), true);
 }
 
 }  // namespace multigemm
+
+extern "C" int32_t MG_NAME(mg_grouped_mm_plan)(const mg_grouped_mm_problem* problem, const mg_device* device,
+                                               char* text, int64_t capacity, int64_t* length) {
+  return multigemm::guarded([&] {
+    multigemm::check(problem);
+    if (!device) throw multigemm::Failure(MG_INVALID_ARGUMENT, "device is null");
+    const multigemm::DeviceFacts facts{
+        0, device->major, device->minor, device->multiprocessors, device->shared_bytes, device->l2_bytes};
+    multigemm::copy_text(multigemm::plan_on(*problem, facts, false), text, capacity, length);
+  });
+}

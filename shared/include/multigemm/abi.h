@@ -161,6 +161,19 @@ MG_EXPORT int32_t MG_NAME(mg_grouped_mm_explain)(const mg_grouped_mm_problem* pr
 MG_EXPORT int32_t MG_NAME(mg_grouped_mm_wgrad_explain)(const mg_grouped_mm_wgrad_problem* problem, char* text,
                                                        int64_t capacity, int64_t* length);
 
+/* GPU backends: what a device of these numbers would run, without one. */
+typedef struct mg_device {
+  int32_t major, minor; /* compute capability */
+  int32_t multiprocessors;
+  int32_t shared_bytes; /* that one block may use */
+  int64_t l2_bytes;
+} mg_device;
+
+MG_EXPORT int32_t MG_NAME(mg_grouped_mm_plan)(const mg_grouped_mm_problem* problem, const mg_device* device, char* text,
+                                              int64_t capacity, int64_t* length);
+MG_EXPORT int32_t MG_NAME(mg_grouped_mm_wgrad_plan)(const mg_grouped_mm_wgrad_problem* problem, const mg_device* device,
+                                                    char* text, int64_t capacity, int64_t* length);
+
 /* The message of the calling thread's last failure, "STATUS_NAME: text"; valid until its next call. */
 MG_EXPORT const char* MG_NAME(mg_last_error)(void);
 
