@@ -44,7 +44,9 @@ def main() -> int:
         parser.error("--wheel is a backend's, so --backend NAME has to name it")
     suites = [ROOT / "tests" / suite for suite in options.suite or SUITES]
     pytest = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    named = any((ROOT / a.split("::")[0]).exists() for a in rest if not a.startswith("-"))
+    # Paths are from the root; naming one replaces the suites.
+    chosen = [str(ROOT / a) if (ROOT / a.split("::")[0]).exists() else a for a in rest]
+    named = chosen != rest
     pytest += ["--device", "cuda", *([] if named else [str(s) for s in suites if s.is_dir()])]
     environment = dict(os.environ)
     paths = [str(ROOT / "packages" / "multigemm" / "src")]
@@ -60,7 +62,7 @@ def main() -> int:
             environment["MULTIGEMM_BACKEND"] = options.backend
             pytest += ["--backend", options.backend]
         environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [environment.get("PYTHONPATH")])])
-        return subprocess.run([*pytest, *rest], env=environment, check=False).returncode
+        return subprocess.run([*pytest, *chosen], env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
