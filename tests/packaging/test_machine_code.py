@@ -93,7 +93,7 @@ def test_a_lost_instruction_is_found(checker: ModuleType, lost: str) -> None:
 @pytest.mark.parametrize("opcode", ["LDL.64", "STL"])
 def test_local_memory_is_found(checker: ModuleType, opcode: str) -> None:
     [line] = _findings(checker, SASS.replace("@P0 EXIT ;", f"@P0 {opcode} [R1], R2 ;"))
-    assert "on local memory" in line
+    assert "in local memory, 1 instructions" in line
 
 
 def test_a_stack_is_found(checker: ModuleType) -> None:
@@ -101,6 +101,19 @@ def test_a_stack_is_found(checker: ModuleType) -> None:
     kernels[1].stack = 16
     [line] = checker.findings(kernels, set(), ["sm_90a"])
     assert "keeps 16 bytes" in line
+
+
+def test_a_spill_that_was_measured_is_allowed_and_no_more(
+    checker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker, "SPILLS", {r"sm_90a: tile_sm80<.*double": 16})
+    kernels = list(checker.parse_sass(SASS.splitlines()))
+    kernels[1].opcodes["STL"], kernels[1].stack = 2, 16
+    assert list(checker.findings(kernels, set(), ["sm_90a"])) == []
+    kernels[1].stack = 24
+    assert len(list(checker.findings(kernels, set(), ["sm_90a"]))) == 1
+    kernels[1].stack, kernels[0].stack = 16, 8
+    assert len(list(checker.findings(kernels, set(), ["sm_90a"]))) == 1
 
 
 def test_kernels_that_are_gone_are_found(checker: ModuleType) -> None:
