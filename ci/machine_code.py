@@ -41,8 +41,8 @@ RULES = (
     Rule("tensor cores in half precision", r"tile_sm80<.*Tiling<__(half|nv_bfloat16)", "", ("HMMA",)),
 )
 LOCAL = ("LDL", "STL")
-# Kernels, by a pattern of their names, that may keep so many bytes in local memory: where that was measured to
-# be faster than fewer threads or smaller tiles.
+# Kernels, by a pattern of their names, that may keep so many bytes in local memory, where that was measured
+# to be faster than fewer threads or smaller tiles.
 SPILLS: dict[str, int] = {}
 
 
