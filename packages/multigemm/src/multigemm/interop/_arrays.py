@@ -140,6 +140,9 @@ def _foreign(value: Any) -> Operand:
     if kind not in _DEVICE:
         raise TypeError(f"its device has DLPack's type {int(kind)}; known are the CPU, CUDA and ROCm")
     module = cupy()
+    if "bfloat16" in str(getattr(value, "dtype", "")) and int(module.__version__.split(".")[0]) < 14:
+        # Its reader of DLPack crashes on dtypes that it does not know.
+        raise TypeError(f"CuPy {module.__version__} has no bfloat16; CuPy 14 has it, with ml_dtypes")
     with module.cuda.Device(index):
         return _on_device(module.from_dlpack(value))
 

@@ -5,13 +5,15 @@ The same function serves both operators, so a derivative is routed as the produc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import _choice, _dispatch, _reference
 from .._dispatch import Backend
+from .._errors import NativeError
 
 
 class Route(NamedTuple):
@@ -43,10 +45,42 @@ def implementation(
     """The function to call with ``(*operands, out, precision)``."""
     found = route(op, device, name)
     if found.kind == "backend":
-        kernel = found.choice.name
-        return lambda *arguments: leaf(*arguments, kernel)
+        return _native(op, leaf, found.choice.name)
     if found.kind == "reference":
         function: Callable[..., None] = getattr(_reference, op)
         return function
     third: Callable[..., None] = getattr(_choice.third_party(found.choice.name), op)
     return third
+
+
+def _native(op: str, leaf: Callable[..., None], kernel: str) -> Callable[..., None]:
+    def call(*arguments: Any) -> None:
+        try:
+            leaf(*arguments, kernel)
+        except RuntimeError as error:
+            failure = _failure(op, str(error), arguments)
+            if failure is None:
+                raise
+            raise failure from error
+
+    return call
+
+
+# What the binding of a backend says: the status, its text, and in brackets device, stream and shapes.
+_TOLD = re.compile(r"multigemm: \w+ failed with (MG_\w+): (.*) \(device (\S+), stream (\w+); ", re.DOTALL)
+
+
+def _failure(op: str, text: str, arguments: tuple[Any, ...]) -> NativeError | None:
+    """The error class of a backend's failure; None for another's, such as PyTorch's own out of memory."""
+    told = _TOLD.search(text)
+    if told is None:
+        return None
+    status, cause, device, stream = told.groups()
+    names = ("x", "w") if op == "grouped_mm" else ("x", "gy")
+    return NativeError(
+        f"{op}: {status}: {cause}",
+        status=status,
+        device=device,
+        stream=None if stream == "none" else int(stream, 0),
+        shapes={name: tuple(operand.shape) for name, operand in zip(names, arguments, strict=False)},
+    )

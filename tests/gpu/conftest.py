@@ -1,0 +1,58 @@
+"""Tests that need a GPU: collected with ``--device cuda`` alone, so that no other run lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "two_gpus: the tensors are on another device than the current one")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if torch.device(config.getoption("--device")).type != "cuda" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    count = torch.cuda.device_count() if items else 0
+    for item in items:
+        if item.get_closest_marker("two_gpus") and count < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, {count} visible"))
+
+
+@pytest.fixture(autouse=True)
+def _same_device_afterwards() -> Iterator[None]:
+    """No call changes the current device or stream, whatever the test is about."""
+    before = torch.cuda.current_device(), torch.cuda.current_stream()
+    yield
+    assert (torch.cuda.current_device(), torch.cuda.current_stream()) == before
+
+
+@pytest.fixture
+def poison(device: torch.device) -> Callable[[], None]:
+    """Leaves NaN in what the caching allocator hands out next: in its large and its small blocks."""
+
+    def fill() -> None:
+        blocks = [torch.full((2**28,), float("nan"), device=device)]
+        blocks += [
+            torch.full((size,), float("nan"), device=device)
+            for size in (2**17, 2**12, 2**8)
+            for _ in range(32)
+        ]
+        torch.cuda.synchronize(device)
+        del blocks
+
+    return fill
+
+
+@pytest.fixture
+def room(device: torch.device) -> None:
+    """Memory for operands of over 2^31 elements."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < 30 * 2**30:
+        pytest.skip(f"needs 30 GiB of free GPU memory, {free >> 30} are there")

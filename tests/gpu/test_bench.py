@@ -1,0 +1,74 @@
+"""``multigemm bench`` on a GPU: the Triton peer is right, graphs can be turned off, the file is complete."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from multigemm.cli.bench import cases, floor, peers, report, results
+
+CASES = [
+    cases.Case("plain", "prefill_bf16", N=700, G=5, K=256, M=384),
+    cases.Case("odd tiles", "prefill_bf16", N=333, G=7, K=136, M=72),
+    cases.Case("one row each", "decode_bf16", N=9, G=9, K=512, M=256),
+]
+
+
+@pytest.mark.parametrize("op", floor.OPS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["random", "skew"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_triton_peer_is_right(case: cases.Case, kind: str, dtype: torch.dtype, op: str) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    p = peers.make(case, cases.draw_sizes(case, kind), dtype, torch.device("cuda"))
+    call = peers.triton_grouped_mm(p, op)
+    assert callable(call), call
+    assert peers.check(p, op, call(), zero_tail=False) < 1e-2
+
+
+def test_what_the_triton_peer_refuses() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    device = torch.device("cuda")
+    odd = cases.Case("odd", "prefill_bf16", N=40, G=2, K=33, M=64)
+    batch = cases.Case("batch", "equivariant_fp32_fp64", N=40, G=2, K=32, M=64, B=3)
+    for case, dtype, text in (
+        (odd, torch.bfloat16, "multiples of 8"),
+        (batch, torch.bfloat16, "no batch dimension"),
+        (CASES[0], torch.float32, "bfloat16 and float16 only"),
+    ):
+        p = peers.make(case, cases.draw_sizes(case, "random"), dtype, device)
+        assert text in str(peers.triton_grouped_mm(p, "forward"))
+
+
+@pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
+def test_a_run_from_end_to_end(graph: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    arguments = [
+        "--device",
+        "cuda",
+        "--cases",
+        "qwen3-decode1,small-md",
+        "--sizes",
+        "random",
+        "--repeats",
+        "5",
+    ]
+    arguments += ["--ops", "forward,wgrad,backward", "--budget", "1", "--json", str(file), graph]
+    command = [sys.executable, "-m", "multigemm", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results.read(file)
+    assert found.machine["gpu"] and found.machine["driver"]
+    assert len(found.rows) == 3 * 3  # small-md in two dtypes
+    replayed = json.loads(file.read_text())["notes"].get("graph replay", [])
+    assert len(replayed) == (6 if graph == "--graph" else 0), replayed
+    for row in found.rows:
+        assert row.peers["loop"] and row.ours_ms > 0 and row.floor_ms > 0
+        if "triton" in row.peers:
+            assert (row.peers["triton"] is not None) == (row.dtype == "bfloat16")
+    assert "small-md" in report.markdown(found)
