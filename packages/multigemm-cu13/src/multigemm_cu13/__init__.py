@@ -1,5 +1,5 @@
-"""What the CUDA 13 backend of multigemm is: data only. The front opens the library, whose launchers (grouped_mm,
-grouped_mm_wgrad) take the call from there."""
+"""What the CUDA 13 backend of multigemm is: data only. The front opens the library, whose launchers
+(grouped_mm, grouped_mm_wgrad) take the call from there."""
 
 from __future__ import annotations
 
