@@ -98,10 +98,10 @@ def laid_out(shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: to
         return inside((*shape[:-1], shape[-1] + 16), slice(8, 8 + shape[-1]))
     if layout == "cut oddly":
         return inside((*shape[:-1], shape[-1] + 3), slice(1, 1 + shape[-1]))
-    if layout == "expanded":
-        return normal(1, *shape[1:]).expand(shape)
-    if layout == "scalar":
-        return normal().expand(shape)
+    if layout in ("expanded", "scalar"):
+        # Eighths: equal terms would all be rounded the same way, and the error of their sum grow with them.
+        one = normal(*([1, *shape[1:]] if layout == "expanded" else []))
+        return one.mul(8).round().div(8).expand(shape)
     raise ValueError(layout)
 
 
