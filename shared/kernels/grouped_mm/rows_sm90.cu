@@ -130,7 +130,21 @@ int launch_rows_sm90(const mg_grouped_mm_problem& p, const DeviceFacts& device, 
   const int64_t columns = (p.outer + sm90::kColumns - 1) / sm90::kColumns;
   a.most_rows = mean <= 16 ? 64 : mean <= 64 ? 128 : mean <= 192 ? 256 : sm90::kMostRows;
   a.cluster = mean > 64 && columns > 1 ? 2 : 1;
-  a.column_tiles = static_cast<int32_t>((columns + a.cluster - 1) / a.cluster);
+  if (p.rows <= 64) {
+    // Too few tiles for all multiprocessors, or an uneven number: share tiles along K.
+    const int64_t tiles = (p.rows < p.groups.count ? p.rows : p.groups.count) * columns;
+    int64_t least = 0;
+    for (int split = 1; split <= 8; split *= 2) {
+      const int64_t at_once = device.multiprocessors / split;
+      const int64_t time = (tiles + at_once - 1) / at_once * ((a.depth_steps + split - 1) / split + 4) * 8;
+      if (split > 1 && (split * 4 > a.depth_steps || time * 10 > least * 9)) continue;
+      least = time;
+      a.cluster = split;
+    }
+    a.split = a.cluster > 1;
+    if (a.split) a.most_rows = sm90::kMostSplitRows;
+  }
+  a.column_tiles = static_cast<int32_t>(a.split ? columns : (columns + a.cluster - 1) / a.cluster);
 
   const int room = device.shared_bytes - static_cast<int>(sizeof(RowsShared));
   a.stage_room = room / 1024 * 1024;

@@ -48,7 +48,7 @@ constexpr int kSlabRows = 32;  // rows of out that a warpgroup stages at once
 constexpr int kSlabBytes = kSlabRows * 128;
 constexpr int kXBoxes = 4;  // boxes of 64, 32, 16 and 8 rows
 constexpr int kBandTiles = 8;
-constexpr int kMostSplitRows = 32;
+constexpr int kMostSplitRows = 32;  // of a tile whose sums fit the slabs
 
 struct RowsArguments {
   CUtensorMap w_map;
@@ -304,15 +304,66 @@ MG_DEVICE void store_any(const RowsArguments& a, int64_t at, float value) {
     static_cast<__nv_bfloat16*>(a.out)[at] = __float2bfloat16_rn(value);
 }
 
+// A cluster's blocks share a tile along K: block 0 adds the others' sums to its own, in the order of their ranks. They
+// wait in the slabs, [sum][thread].
+MG_DEVICE void arrive_remote(const uint64_t* barrier, int rank) {
+  const uint32_t remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(barrier), static_cast<uint32_t>(rank));
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+MG_DEVICE void wait_remote(const uint64_t* barrier, uint32_t phase) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}"
+        : "=r"(done)
+        : "r"(cute::cast_smem_ptr_to_uint(barrier)), "r"(phase)
+        : "memory");
+}
+
+// `joined` gets the whole sums in block 0, where the answer is true.
+MG_DEVICE bool join_sums(const RowsArguments& a, RowsShared& s, int consumer, int rows, int rank, uint32_t& phase,
+                         const float* sums, float* joined) {
+  constexpr int kSums = kMostSplitRows / 2;
+  const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32;
+  float* parts = reinterpret_cast<float*>(s.slabs[consumer]) + thread;
+  if (rank == 0) {
+    wait_remote(&s.partial_full, phase);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) joined[i] = sums[i];
+    for (int from = 1; from < a.cluster; ++from) {
+      const uint32_t remote = cute::set_block_rank(cute::cast_smem_ptr_to_uint(parts), static_cast<uint32_t>(from));
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        float part = 0.0f;
+        if (i < rows / 2)
+          asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(part) : "r"(remote + i * 512) : "memory");
+        joined[i] += part;
+      }
+    }
+    __syncwarp();
+    if (lane > 0 && lane < a.cluster) arrive_remote(&s.partial_empty, lane);
+  } else {
+    wait_remote(&s.partial_empty, phase ^ 1);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i)
+      if (i < rows / 2) parts[i * 128] = sums[i];
+    __syncwarp();
+    if (lane == 0) arrive_remote(&s.partial_full, 0);
+  }
+  phase ^= 1;
+  return rank == 0;
+}
+
 // A warp's sums: thread's sums[4 j + 2 h + i] are of row 8 j + lane % 4 * 2 + i, column 16 warp + lane / 4 + 8 h.
-template <class Half>
+template <class Half, int kRows>
 MG_DEVICE void store_tile(const RowsArguments& a, RowsShared& s, const Tile& tile, int consumer, const float* bias,
-                          float* sums) {
+                          const float* sums) {
   const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
   if (!a.whole_vectors) {
     const int64_t column = tile.column + consumer * 64 + warp * 16 + lane / 4;
 #pragma unroll
-    for (int j = 0; j < kMostRows / 8; ++j) {
+    for (int j = 0; j < kRows / 8; ++j) {
       if (j * 8 >= tile.valid) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -330,7 +381,7 @@ MG_DEVICE void store_tile(const RowsArguments& a, RowsShared& s, const Tile& til
   Half* out = static_cast<Half*>(a.out) + (int64_t{tile.row} + row) * a.out_stride_n + column;
   const bool inside = column < a.outer;
 #pragma unroll
-  for (int slab = 0; slab < kMostRows / kSlabRows; ++slab) {
+  for (int slab = 0; slab < kRows / kSlabRows; ++slab) {
     if (slab * kSlabRows >= tile.valid) break;
     unsigned char* staged = s.slabs[consumer][slab % 2];
 #pragma unroll
@@ -454,6 +505,7 @@ __global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__
     cutlass::arch::warpgroup_reg_alloc<232>();
     const int consumer = warp / 4 - 1, lane = static_cast<int>(threadIdx.x) % 32;
     const uint32_t stages_at = cute::cast_smem_ptr_to_uint(memory);
+    uint32_t phase = 0;
     for (uint32_t index = blockIdx.x / a.cluster; index < tiles; index += gridDim.x / a.cluster) {
       const Tile tile = find_tile(a, s, index, rank);
       float sums[kMostSums];
@@ -467,7 +519,13 @@ __global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__
         }
       }
       multiply_tile<Half, kMajor>(tile.rows, s, ring, stages_at, consumer, step_end - step_begin, sharers, sums);
-      store_tile<Half>(a, s, tile, consumer, bias, sums);
+      if (a.split) {
+        float joined[kMostSplitRows / 2];
+        if (join_sums(a, s, consumer, tile.rows, rank, phase, sums, joined))
+          store_tile<Half, kMostSplitRows>(a, s, tile, consumer, bias, joined);
+      } else {
+        store_tile<Half, kMostRows>(a, s, tile, consumer, bias, sums);
+      }
     }
   }
   __syncwarp();
