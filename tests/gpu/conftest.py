@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from multigemm import _dispatch
+
+HERE = Path(__file__).resolve().parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -18,10 +23,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    count = torch.cuda.device_count() if items else 0
-    for item in items:
-        if item.get_closest_marker("two_gpus") and count < 2:
+    ours = [item for item in items if HERE in item.path.parents]
+    count = torch.cuda.device_count() if ours else 0
+    native = bool(ours) and _native()
+    for item in ours:
+        if not native:
+            item.add_marker(pytest.mark.skip(reason="no native backend serves this GPU"))
+        elif item.get_closest_marker("two_gpus") and count < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, {count} visible"))
+
+
+def _native() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a fallback, which is tested elsewhere
+        try:
+            return _dispatch.backend_for("cuda") is not None
+        except ImportError:
+            return False
 
 
 @pytest.fixture(autouse=True)
