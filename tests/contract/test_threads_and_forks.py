@@ -49,8 +49,10 @@ def test_eight_threads(implementation: str, device: torch.device) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_computes(implementation: str) -> None:
+def test_a_forked_child_computes(implementation: str, device: torch.device) -> None:
     """The parent has computed before, so that whatever it opened is inherited."""
+    if device.type != "cpu":
+        pytest.skip("a GPU does not survive a fork; tests/gpu/test_devices.py has what is told then")
     name = implementation or None
     x, w, sizes = torch.randn(40, 3, 7), torch.randn(5, 3, 7, 6), [9, 0, 20, 1, 8]
 

@@ -257,7 +257,9 @@ def test_out_under_compile(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", None])
-def test_precision_is_full_on_the_cpu(precision: str | None, pinned: str) -> None:
+def test_precision_is_full_on_the_cpu(precision: str | None, pinned: str, device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("about the CPU; tests/gpu/test_agreement.py has the GPU's")
     x, w = torch.randn(6, 64), torch.randn(3, 64, 5)
     y = mm(x, w, SIZES, precision=precision)
     torch.testing.assert_close(y.double(), mm(x.double(), w.double(), SIZES), atol=1e-5, rtol=1e-5)
