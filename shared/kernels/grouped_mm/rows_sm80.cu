@@ -24,48 +24,54 @@ int launch_either_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t s
                         : launch_tile<Tile, false>(call, device, stream);
 }
 
-// Rows of a tile for which all multiprocessors have work, if there are enough rows.
-int32_t balanced_rows(int64_t rows, int64_t each, int32_t least, int32_t most, int64_t wanted) {
-  int32_t tile_rows = most;
-  while (tile_rows > least && ceil_div(rows, tile_rows) * each < wanted) tile_rows /= 2;
-  return tile_rows;
-}
-
 template <class T>
 int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
-  constexpr int kColumns = 32 * 16 / static_cast<int>(sizeof(T));  // of one warp
-  constexpr int kBlocks = 4;
+  constexpr int kBlocks = 4, kWarps = kShortThreads / 32;
   const mg_grouped_mm_problem& p = call.p;
-  const int64_t warps = ceil_div(p.outer, kColumns);
-  call.column_warps = warps % 4 == 0 || warps > 8 ? 4 : warps % 2 == 0 || warps > 2 ? 2 : 1;
-  call.column_tiles = static_cast<int32_t>(ceil_div(warps, call.column_warps));
+  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, 32 * ShortWork<T>::kRun));
   call.tiles_each = call.column_tiles * p.batch;
-  call.tile_rows = balanced_rows(p.rows, call.tiles_each, 16, kShortRows, 2 * kBlocks * device.multiprocessors);
-  const int64_t blocks = most_row_tiles(p.rows, p.groups.count, call.tile_rows) * call.tiles_each;
-  return launch(rows_short_sm80<T>, kShortThreads, 0, blocks, kBlocks, call, device, stream);
+  call.tile_rows = kShortRows;
+  // Fewer rows at once if that gives all warps work.
+  while (call.tile_rows > 16 &&
+         ceil_div(p.rows, call.tile_rows) * call.tiles_each < kBlocks * kWarps * device.multiprocessors)
+    call.tile_rows /= 2;
+  const int64_t units = most_row_tiles(p.rows, p.groups.count, call.tile_rows) * call.tiles_each;
+  return launch(rows_short_sm80<T>, kShortThreads, sizeof(ShortWork<T>) * kWarps, ceil_div(units, kWarps), kBlocks,
+                call, device, stream);
 }
 
 template <class T, int kK>
 int launch_thin(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
-  constexpr int kBlocks = 12;
+  constexpr int kBlocks = Thin<T, kK>::kBlocks;
   const mg_grouped_mm_problem& p = call.p;
-  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, kThinRun));
+  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, Thin<T, kK>::kRun));
   const int64_t warps = ceil_div(p.batch * call.column_tiles, 32);
   call.column_warps = warps >= 4 ? 4 : warps >= 2 ? 2 : 1;
   call.tiles_each = ceil_div(warps, call.column_warps);
-  call.tile_rows = balanced_rows(p.rows, call.tiles_each, 8, 64, kBlocks * device.multiprocessors / 2);
-  const int64_t blocks = most_row_tiles(p.rows, p.groups.count, call.tile_rows) * call.tiles_each;
-  return launch(rows_thin_sm80<T, kK>, kThinThreads, 0, blocks, kBlocks, call, device, stream);
+  // Ranges of at least a few rows for each warp, and no more of them than stay on the device.
+  const int64_t ranges = ceil_div(int64_t{kBlocks} * device.multiprocessors, call.tiles_each);
+  const int64_t least = 4 * (kThinThreads / 32) / call.column_warps;
+  call.tile_rows = static_cast<int32_t>(ceil_div(p.rows, ranges) > least ? ceil_div(p.rows, ranges) : least);
+  return launch(rows_thin_sm80<T, kK>, kThinThreads, 0, ceil_div(p.rows, call.tile_rows) * call.tiles_each,
+                int64_t{1} << 30, call, device, stream);
 }
 
 template <class T>
 int launch_small(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
   const mg_grouped_mm_problem& p = call.p;
-  if (p.inner <= 8 && p.outer <= 16 && p.batch >= 8)
-    return p.inner <= 4 ? launch_thin<T, 4>(call, device, stream) : launch_thin<T, 8>(call, device, stream);
-  if (p.inner <= kShortK && p.outer > 16) return launch_short<T>(call, device, stream);
+  const bool few_units = p.rows < (int64_t{1} << 29) / p.batch / ceil_div(p.outer, 64);
+  // A warp's 512 bytes of columns of one b would be half empty.
+  if (p.inner <= kShortK && p.outer <= 8 * ShortWork<T>::kRun && p.batch >= 8 && p.batch < 1 << 24) {
+    if (p.inner <= 4) return launch_thin<T, 4>(call, device, stream);
+    if (p.inner <= 8) return launch_thin<T, 8>(call, device, stream);
+    return launch_thin<T, 16>(call, device, stream);
+  }
+  if (p.inner <= kShortK && p.outer > 16 && few_units) return launch_short<T>(call, device, stream);
   if constexpr (sizeof(T) == 4) {
     if (p.outer <= 32) return launch_either_tile<NarrowFloat>(call, device, stream);
+    const int64_t tiles =
+        most_row_tiles(p.rows, p.groups.count, WideFloat::kM) * ceil_div(p.outer, WideFloat::kN) * p.batch;
+    if (tiles < 8 * device.multiprocessors) return launch_either_tile<MidFloat>(call, device, stream);
     return launch_either_tile<WideFloat>(call, device, stream);
   } else {
     if (p.outer <= 32) return launch_either_tile<NarrowDouble>(call, device, stream);

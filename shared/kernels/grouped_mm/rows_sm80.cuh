@@ -87,117 +87,189 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void rows_tile_sm80(
 }
 
 constexpr int kShortThreads = 128;
-constexpr int kShortRows = 64;  // most of a tile
 constexpr int kShortK = 16;
+constexpr int kShortRows = 64;     // most of a unit
+constexpr int kShortTogether = 2;  // rows at once
+constexpr int kShortStages = 6;    // of as many rows in flight
 
-// K <= kShortK: each thread keeps 16 bytes of the columns of w for all K in registers; rows stream past.
+// Of one warp: the columns of w, and a ring of rows of x.
+template <class T>
+struct ShortWork {
+  static constexpr int kRun = 16 / static_cast<int>(sizeof(T));
+  T w[kShortK][32 * kRun];
+  T x[kShortStages][kShortTogether][kShortK];
+};
+
+// K <= kShortK. A warp's unit is a run of rows of one group times 512 bytes of the columns of one b: each thread keeps
+// 16 bytes of columns for all K in registers, and rows stream past. Warps work alone; the next unit's w and the next
+// rows are on their way meanwhile.
 template <class T>
 __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid_constant__ RowsCall call) {
-  constexpr int kRun = 16 / static_cast<int>(sizeof(T));
-  using X = Operand<T, kShortRows, kShortK, true, 0>;
-  __shared__ __align__(16) T x_tile[(kShortRows + 4) * kShortK];  // the last rows are read, never used
+  constexpr int kRun = ShortWork<T>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
-  int32_t* ends = ends_after(shared, 0);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  ShortWork<T>& work = reinterpret_cast<ShortWork<T>*>(shared)[warp];
+  int32_t* ends = ends_after(shared, sizeof(ShortWork<T>) * (kShortThreads / 32));
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
   block_group_ends(p.groups, p.rows, ends + 32, ends);
   ends += 32;
 
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row_step = kShortThreads / 32 / call.column_warps, first = warp / call.column_warps;
-  const int column = (warp % call.column_warps * 32 + lane) * kRun;
-  TileWalk walk{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows};
-  RowTile tile;
-  for (int64_t t = blockIdx.x; walk.find(t / call.tiles_each, tile); t += gridDim.x) {
-    const int64_t row_tile = t / call.tiles_each;
-    const int at = static_cast<int>(t - row_tile * call.tiles_each);
-    const int64_t n0 = tile.begin + (row_tile - tile.tiles_before) * call.tile_rows;
-    const int64_t b = at / call.column_tiles, m = at % call.column_tiles * (call.column_warps * 32 * kRun) + column;
-    const int64_t g = tile.group;
-    const bool in_group = g < groups;
-    const int rows = static_cast<int>(tile.end - n0 < call.tile_rows ? tile.end - n0 : call.tile_rows);
+  struct Unit {
+    int group, b, rows;
+    int64_t first, m;
+  };
+  const uint32_t each = static_cast<uint32_t>(call.tiles_each), step = gridDim.x * (kShortThreads / 32);
+  const auto find = [&](TileWalk& walk, uint32_t t, Unit& unit) {
+    const uint32_t row_tile = t / each, at = t - row_tile * each;
+    RowTile tile;
+    if (!walk.find(row_tile, tile)) return false;
+    unit.group = tile.group;
+    unit.b = static_cast<int>(at / static_cast<uint32_t>(call.column_tiles));
+    unit.m = static_cast<int64_t>(at - unit.b * call.column_tiles) * (32 * kRun) + lane * kRun;
+    unit.first = tile.begin + (row_tile - tile.tiles_before) * call.tile_rows;
+    unit.rows = static_cast<int>(tile.end - unit.first < call.tile_rows ? tile.end - unit.first : call.tile_rows);
+    return true;
+  };
+  const auto columns_left = [&](const Unit& unit) {
+    return static_cast<int>(p.outer - unit.m < kRun ? p.outer - unit.m : kRun);
+  };
 
-    __syncthreads();  // the tile before has been read
-    X::template load<kShortThreads>(x_tile, static_cast<const T*>(p.x) + n0 * p.x_stride[0] + b * p.x_stride[1],
-                                    p.x_stride[0], in_group ? rows : 0, inner, call.x_wide);
+  // The rows ahead: each lane copies one piece of the rows of a stage, 16 bytes or one element.
+  const int piece = call.x_wide ? kRun : 1, pieces = kShortK / piece;
+  const int x_row = lane / pieces, x_at = lane % pieces * piece;
+  uint32_t t_ahead = blockIdx.x * (kShortThreads / 32) + warp;
+  TileWalk walk_ahead{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows};
+  int left_ahead = 0;
+  bool copies = false;
+  const T* x_ahead = nullptr;
+  const auto open_ahead = [&] {
+    Unit unit;
+    left_ahead = 0;
+    if (!find(walk_ahead, t_ahead, unit)) return;
+    left_ahead = unit.rows;
+    copies = unit.group < groups && x_at < inner;
+    x_ahead = static_cast<const T*>(p.x) + (unit.first + x_row) * p.x_stride[0] + unit.b * p.x_stride[1] + x_at;
+    t_ahead += step;
+  };
+  const auto fetch = [&](int slot) {
+    if (left_ahead > 0) {
+      if (x_row < kShortTogether) {
+        T* to = &work.x[slot][x_row][x_at];
+        if (call.x_wide)
+          copy_sixteen(to, x_ahead, 1, copies && x_row < left_ahead, true);
+        else
+          cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<T>::copy(*x_ahead, *to, copies && x_row < left_ahead);
+      }
+      x_ahead += kShortTogether * p.x_stride[0];
+      left_ahead -= kShortTogether;
+      if (left_ahead <= 0) open_ahead();
+    }
     cute::cp_async_fence();
+  };
+  const auto fetch_w = [&](const Unit& unit) {
+    const T* from =
+        static_cast<const T*>(p.w) + unit.group * p.w_stride[0] + unit.b * p.w_stride[1] + unit.m * p.w_stride[3];
+    const int count = unit.group < groups ? columns_left(unit) : 0;
+#pragma unroll
+    for (int k = 0; k < kShortK; ++k) {
+      copy_sixteen(&work.w[k][lane * kRun], from, p.w_stride[3], k < inner ? count : 0, call.w_wide && !call.w_along_k);
+      from += p.w_stride[2];
+    }
+  };
 
+  uint32_t t = t_ahead;
+  TileWalk walk = walk_ahead;
+  Unit next;
+  bool more = find(walk, t, next);
+  if (more) fetch_w(next);
+  open_ahead();
+#pragma unroll
+  for (int s = 0; s < kShortStages - 1; ++s) fetch(s);
+  int slot = 0, fetches = kShortStages - 1;  // since w was asked for
+  const bool same = p.out_dtype == p.dtype;
+  while (more) {
+    const int rows = next.rows, count = columns_left(next);
+    int64_t to = next.first * p.out_stride[0] + next.b * p.out_stride[1] + next.m;
+    if (fetches < kShortStages - 1)
+      cute::cp_async_wait<0>();
+    else
+      cute::cp_async_wait<kShortStages - 2>();
+    __syncwarp();
     T w[kShortK][kRun], bias[kRun];
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) bias[i] = 0;
-    const T* from = static_cast<const T*>(p.w) + g * p.w_stride[0] + b * p.w_stride[1] + m * p.w_stride[3];
-    const int count = static_cast<int>(p.outer - m < kRun ? p.outer - m : kRun);
-    if (in_group && call.w_wide && !call.w_along_k && count == kRun) {
+    for (int k = 0; k < kShortK; ++k) load_sixteen<From::kShared>(w[k], &work.w[k][lane * kRun]);
+    const bool biased = p.bias && next.group < groups;
+    const T* bias_at = static_cast<const T*>(p.bias) + next.group * p.bias_stride[0] + next.b * p.bias_stride[1];
 #pragma unroll
-      for (int k = 0; k < kShortK; ++k) load_sixteen<From::kRead>(w[k], from + k * p.w_stride[2], k < inner);
-    } else if (in_group && call.w_wide && call.w_along_k && count == kRun) {
-#pragma unroll
-      for (int i = 0; i < kRun; ++i)
-#pragma unroll
-        for (int k = 0; k < kShortK; k += kRun) {
-          T run[kRun];
-          load_sixteen<From::kRead>(run, from + i * p.w_stride[3] + k, k < inner);
-#pragma unroll
-          for (int e = 0; e < kRun; ++e) w[k + e][i] = run[e];
-        }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kShortK; ++k)
-#pragma unroll
-        for (int i = 0; i < kRun; ++i)
-          w[k][i] = in_group && k < inner && i < count ? from[k * p.w_stride[2] + i * p.w_stride[3]] : T(0);
-    }
-    if (p.bias && in_group) {
-      const T* row = static_cast<const T*>(p.bias) + g * p.bias_stride[0] + b * p.bias_stride[1];
-#pragma unroll
-      for (int i = 0; i < kRun; ++i)
-        if (i < count) bias[i] = row[(m + i) * p.bias_stride[2]];
-    }
-    cute::cp_async_wait<0>();
-    __syncthreads();
+    for (int i = 0; i < kRun; ++i) bias[i] = biased && i < count ? bias_at[(next.m + i) * p.bias_stride[2]] : T(0);
+    __syncwarp();
+    t += step;
+    more = find(walk, t, next);
+    if (more) fetch_w(next);
+    fetches = 0;
 
-    if (count > 0) {
-      const bool same = p.out_dtype == p.dtype;
-      int64_t to = (n0 + first) * p.out_stride[0] + b * p.out_stride[1] + m;
-      const int64_t to_step = row_step * p.out_stride[0];
-      for (int row = first; row < rows; row += 2 * row_step) {  // two at once for more independent sums
-        const T* x0 = x_tile + row * kShortK;
-        const T* x1 = x0 + row_step * kShortK;
-        T sums[2][kRun] = {};
+    for (int row = 0; row < rows; row += kShortTogether) {
+      cute::cp_async_wait<kShortStages - 2>();
+      __syncwarp();
+      fetch(slot == 0 ? kShortStages - 1 : slot - 1);
+      ++fetches;
+      T sums[kShortTogether][kRun];
 #pragma unroll
-        for (int k = 0; k < kShortK; k += kRun) {
-          T left[2][kRun];
-          load_sixteen<From::kShared>(left[0], x0 + k);
-          load_sixteen<From::kShared>(left[1], x1 + k);
+      for (int r = 0; r < kShortTogether; ++r)
 #pragma unroll
-          for (int e = 0; e < kRun; ++e)
+        for (int i = 0; i < kRun; ++i) sums[r][i] = bias[i];
 #pragma unroll
-            for (int r = 0; r < 2; ++r)
+      for (int k = 0; k < kShortK; k += kRun) {
+        T left[kShortTogether][kRun];
 #pragma unroll
-              for (int i = 0; i < kRun; ++i) sums[r][i] += left[r][e] * w[k + e][i];
-        }
+        for (int r = 0; r < kShortTogether; ++r) load_sixteen<From::kShared>(left[r], &work.x[slot][r][k]);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int e = 0; e < kRun; ++e)
 #pragma unroll
-          for (int i = 0; i < kRun; ++i) sums[r][i] += bias[i];
-          if (row + r * row_step < rows)
-            store_either<T, kRun>(p.out, to + r * to_step, same, sums[r], count, call.out_wide);
-        }
-        to += 2 * to_step;
+          for (int r = 0; r < kShortTogether; ++r)
+#pragma unroll
+            for (int i = 0; i < kRun; ++i) sums[r][i] += left[r][e] * w[k + e][i];
       }
+#pragma unroll
+      for (int r = 0; r < kShortTogether; ++r) {
+        if (row + r < rows) store_either<T, kRun>(p.out, to, same, sums[r], count, call.out_wide);
+        to += p.out_stride[0];
+      }
+      slot = slot + 1 == kShortStages ? 0 : slot + 1;
     }
   }
 }
 
 constexpr int kThinThreads = 128;
-constexpr int kThinRun = 4;  // columns of one thread
 
-// K <= kK and few columns: lanes lie along B, and along columns in runs of kThinRun, so that a warp streams whole lines
-// of rows; each thread keeps its part of its matrix in registers.
+// The first group that ends past row n, or G.
+MG_DEVICE int first_past(const int32_t* ends, int groups, int64_t n) {
+  int low = 0, high = groups;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > n)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
+}
+
 template <class T, int kK>
-__global__ __launch_bounds__(kThinThreads) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
-  constexpr int kUnroll = kK == 4 && sizeof(T) == 4 ? 8 : 4;
-  constexpr int kChunk = 16 / static_cast<int>(sizeof(T));
+struct Thin {
+  static constexpr int kBytes = kK * static_cast<int>(sizeof(T));          // of a row of x for one b
+  static constexpr int kRun = 16 / static_cast<int>(sizeof(T));            // columns of one thread
+  static constexpr int kUnroll = kBytes == 16 ? 8 : kBytes == 32 ? 4 : 2;  // rows in flight
+  static constexpr int kBlocks = kK == 4 ? 6 : kBytes <= 64 ? 4 : 2;
+};
+
+// K <= kK and few columns: lanes lie along B, and along columns in runs of kRun, so that a warp streams whole lines
+// of rows; each thread keeps its part of its matrix in registers. A block has a range of rows, whatever their groups.
+template <class T, int kK>
+__global__ __launch_bounds__(kThinThreads,
+                             Thin<T, kK>::kBlocks) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
+  constexpr int kUnroll = Thin<T, kK>::kUnroll, kRun = Thin<T, kK>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
   int32_t* ends = ends_after(shared, 0);
   const mg_grouped_mm_problem& p = call.p;
@@ -207,36 +279,35 @@ __global__ __launch_bounds__(kThinThreads) void rows_thin_sm80(const __grid_cons
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int row_step = kThinThreads / 32 / call.column_warps, first = warp / call.column_warps;
-  const int parts = call.column_tiles;
-  TileWalk walk{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows};
-  RowTile tile;
-  for (int64_t t = blockIdx.x; walk.find(t / call.tiles_each, tile); t += gridDim.x) {
-    const int64_t row_tile = t / call.tiles_each;
-    const int64_t along = ((t - row_tile * call.tiles_each) * call.column_warps + warp % call.column_warps) * 32 + lane;
-    const int64_t b = along / parts, m = along % parts * kThinRun, g = tile.group;
-    if (b >= p.batch) continue;
-    const int64_t n0 = tile.begin + (row_tile - tile.tiles_before) * call.tile_rows;
-    const int rows = static_cast<int>(tile.end - n0 < call.tile_rows ? tile.end - n0 : call.tile_rows);
-    const int count = static_cast<int>(p.outer - m < kThinRun ? p.outer - m : kThinRun);
+  const uint32_t parts = static_cast<uint32_t>(call.column_tiles), each = static_cast<uint32_t>(call.tiles_each);
+  const uint32_t range = blockIdx.x / each;
+  const uint32_t along = ((blockIdx.x - range * each) * call.column_warps + warp % call.column_warps) * 32 + lane;
+  const int64_t b = along / parts, m = along % parts * kRun;
+  if (b >= p.batch) return;
+  const int count = static_cast<int>(p.outer - m < kRun ? p.outer - m : kRun);
+  int64_t n0 = static_cast<int64_t>(range) * call.tile_rows;
+  const int64_t range_end = n0 + call.tile_rows < p.rows ? n0 + call.tile_rows : p.rows;
+  int g = first_past(ends, groups, n0);
+  for (int rows; n0 < range_end; n0 += rows, ++g) {  // the part of each group in the range
     const bool in_group = g < groups;
+    const int64_t end = in_group && ends[g] < range_end ? ends[g] : range_end;
+    rows = static_cast<int>(end - n0);
+    if (rows <= 0) continue;
 
-    T w[kK][kThinRun], bias[kThinRun];
+    T w[kK][kRun], bias[kRun];
     const T* from = static_cast<const T*>(p.w) + g * p.w_stride[0] + b * p.w_stride[1] + m * p.w_stride[3];
-    if (in_group && call.w_wide && !call.w_along_k && count == kThinRun) {
+    if (in_group && call.w_wide && !call.w_along_k && count == kRun) {
 #pragma unroll
-      for (int k = 0; k < kK; ++k)
-#pragma unroll
-        for (int c = 0; c < kThinRun; c += kChunk)
-          load_sixteen<From::kRead>(w[k] + c, from + k * p.w_stride[2] + c, k < inner);
+      for (int k = 0; k < kK; ++k) load_sixteen<From::kRead>(w[k], from + k * p.w_stride[2], k < inner);
     } else {
 #pragma unroll
       for (int k = 0; k < kK; ++k)
 #pragma unroll
-        for (int i = 0; i < kThinRun; ++i)
+        for (int i = 0; i < kRun; ++i)
           w[k][i] = in_group && k < inner && i < count ? from[k * p.w_stride[2] + i * p.w_stride[3]] : T(0);
     }
 #pragma unroll
-    for (int i = 0; i < kThinRun; ++i)
+    for (int i = 0; i < kRun; ++i)
       bias[i] =
           p.bias && in_group && i < count
               ? static_cast<const T*>(p.bias)[g * p.bias_stride[0] + b * p.bias_stride[1] + (m + i) * p.bias_stride[2]]
@@ -254,7 +325,7 @@ __global__ __launch_bounds__(kThinThreads) void rows_thin_sm80(const __grid_cons
         const T* at = x + u * x_step;
         if (call.x_wide) {
 #pragma unroll
-          for (int k = 0; k < kK; k += kChunk) load_sixteen<From::kStreamed>(left[u] + k, at + k, inside && k < inner);
+          for (int k = 0; k < kK; k += kRun) load_sixteen<From::kStreamed>(left[u] + k, at + k, inside && k < inner);
         } else {
 #pragma unroll
           for (int k = 0; k < kK; ++k) left[u][k] = inside && k < inner ? at[k] : T(0);
@@ -262,15 +333,14 @@ __global__ __launch_bounds__(kThinThreads) void rows_thin_sm80(const __grid_cons
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        T sums[kThinRun] = {};
+        T sums[kRun] = {};
 #pragma unroll
         for (int k = 0; k < kK; ++k)
 #pragma unroll
-          for (int i = 0; i < kThinRun; ++i) sums[i] += left[u][k] * w[k][i];
+          for (int i = 0; i < kRun; ++i) sums[i] += left[u][k] * w[k][i];
 #pragma unroll
-        for (int i = 0; i < kThinRun; ++i) sums[i] += bias[i];
-        if (row + u * row_step < rows)
-          store_either<T, kThinRun>(p.out, to + u * to_step, same, sums, count, call.out_wide);
+        for (int i = 0; i < kRun; ++i) sums[i] += bias[i];
+        if (row + u * row_step < rows) store_either<T, kRun>(p.out, to + u * to_step, same, sums, count, call.out_wide);
       }
       x += kUnroll * x_step;
       to += kUnroll * to_step;

@@ -132,50 +132,66 @@ struct Operand {
   template <int kThreads>
   MG_DEVICE static void load(T* tile, const T* from, int64_t line_stride, int64_t width_left, int64_t depth_left,
                              bool wide) {
-    const int thread = static_cast<int>(threadIdx.x);
     const int64_t lines_left = kAlongDepth ? width_left : depth_left, left = kAlongDepth ? depth_left : width_left;
     const int lines = static_cast<int>(lines_left < kLines ? lines_left : kLines);
     const int length = static_cast<int>(left < kLength ? left : kLength);
-    if (wide) {
-      constexpr int kChunk = 16 / static_cast<int>(sizeof(T)), kChunks = kLength / kChunk;
-      static_assert(kLength % kChunk == 0);
+    if (wide)
+      load_by<kThreads, cute::uint128_t>(tile, from, line_stride, lines, length);
+    else if constexpr (sizeof(T) == 4)
+      load_by<kThreads, uint32_t>(tile, from, line_stride, lines, length);
+    else if constexpr (sizeof(T) == 8)
+      load_by<kThreads, uint64_t>(tile, from, line_stride, lines, length);
+    else
+      load_halves<kThreads>(tile, from, line_stride, lines, length);
+  }
+
+ private:
+  template <int kThreads, class Word>
+  MG_DEVICE static void load_by(T* tile, const T* from, int64_t line_stride, int lines, int length) {
+    constexpr int kChunk = static_cast<int>(sizeof(Word) / sizeof(T)), kChunks = kLength / kChunk;
+    constexpr int kTogether = kThreads / kChunks;  // lines at once
+    static_assert(kLength % kChunk == 0 && kThreads % kChunks == 0 && kLines % kTogether == 0);
+    const int thread = static_cast<int>(threadIdx.x), line = thread / kChunks, at = thread % kChunks * kChunk;
+    if (at >= length) lines = 0;
+    from += line * line_stride + at;
+    tile += line * kPitch + at;
 #pragma unroll
-      for (int start = 0; start < kLines * kChunks; start += kThreads) {
-        const int i = start + thread, line = i / kChunks, at = i % kChunks * kChunk;
-        if (kLines * kChunks % kThreads && i >= kLines * kChunks) break;
-        const bool inside = line < lines && at < length;
-        cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
-            *reinterpret_cast<const cute::uint128_t*>(inside ? from + line * line_stride + at : from),
-            *reinterpret_cast<cute::uint128_t*>(tile + line * kPitch + at), inside);
-      }
-    } else if constexpr (sizeof(T) > 2) {
-      using Word = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-#pragma unroll 4
-      for (int i = thread; i < kLines * kLength; i += kThreads) {
-        const int line = i / kLength, at = i % kLength;
-        const bool inside = line < lines && at < length;
-        cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>::copy(
-            *reinterpret_cast<const Word*>(inside ? from + line * line_stride + at : from),
-            *reinterpret_cast<Word*>(tile + line * kPitch + at), inside);
-      }
-    } else {
-      constexpr int kBatch = 8;  // loads in flight
-      static_assert(kLines * kLength % (kThreads * kBatch) == 0);
-      const uint16_t* bits = reinterpret_cast<const uint16_t*>(from);
-#pragma unroll 1
-      for (int start = 0; start < kLines * kLength; start += kThreads * kBatch) {
-        uint16_t values[kBatch];
+    for (int i = 0; i < kLines; i += kTogether) {
+      const Word& source = *reinterpret_cast<const Word*>(from);
+      Word& target = *reinterpret_cast<Word*>(tile + i * kPitch);
+      if constexpr (sizeof(Word) == 16)
+        cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<Word>::copy(source, target, line + i < lines);
+      else
+        cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<Word>::copy(source, target, line + i < lines);
+      from += kTogether * line_stride;
+    }
+  }
+
+  // 16-bit elements whose lines begin anywhere: eight of them from the aligned words around them, shifted into place.
+  template <int kThreads>
+  MG_DEVICE static void load_halves(T* tile, const T* from, int64_t line_stride, int lines, int length) {
+    constexpr int kChunks = kLength / 8, kTogether = kThreads / kChunks;
+    static_assert(kThreads % kChunks == 0 && kLines % kTogether == 0);
+    const int thread = static_cast<int>(threadIdx.x), line = thread / kChunks, at = thread % kChunks * 8;
+    from += line * line_stride + at;
+    tile += line * kPitch + at;
+    const int count = length - at < 8 ? length - at : 8;
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const int i = start + j * kThreads + thread, line = i / kLength, at = i % kLength;
-          values[j] = line < lines && at < length ? bits[line * line_stride + at] : uint16_t{0};
-        }
+    for (int i = 0; i < kLines; i += kTogether) {
+      const int there = line + i < lines ? count : 0;
+      const int odd = static_cast<int>(reinterpret_cast<uintptr_t>(from) / 2 % 2);
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(from - odd);
+      uint32_t raw[5];
 #pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-          const int i = start + j * kThreads + thread, line = i / kLength, at = i % kLength;
-          reinterpret_cast<uint16_t*>(tile)[line * kPitch + at] = values[j];
-        }
+      for (int k = 0; k < 5; ++k) raw[k] = there > 0 && 2 * k - odd < there ? __ldg(words + k) : 0;
+      uint32_t out[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        out[k] = __funnelshift_r(raw[k], raw[k + 1], 16 * odd);
+        if (2 * k + 1 >= there) out[k] = 2 * k < there ? out[k] & 0xffff : 0;
       }
+      *reinterpret_cast<uint4*>(tile + i * kPitch) = make_uint4(out[0], out[1], out[2], out[3]);
+      from += kTogether * line_stride;
     }
   }
 };
@@ -353,6 +369,20 @@ struct HalfMmaWarp {
   }
 };
 
+// Asynchronous copy of 16 bytes, or of each of their elements, zeros where not `count` of them are there.
+template <class T>
+MG_DEVICE void copy_sixteen(T* to, const T* from, int64_t element_stride, int count, bool wide) {
+  constexpr int kRun = 16 / static_cast<int>(sizeof(T));
+  if (wide) {
+    cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(*reinterpret_cast<const cute::uint128_t*>(from),
+                                                                 *reinterpret_cast<cute::uint128_t*>(to), count > 0);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+      cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<T>::copy(from[i * element_stride], to[i], i < count);
+  }
+}
+
 // How a block of kWarpsM x kWarpsN x kWarpsD warps covers a kM x kN tile, kD of the depth at a time.
 template <class T_, bool kTf32, int kM_, int kN_, int kD_, int kWarpsM_, int kWarpsN_, int kWarpsD_, int kStages_,
           int kBlocks_>
@@ -371,13 +401,14 @@ struct Tiling {
 };
 
 // The tilings of both operators: wide tiles, and narrow ones whose warps share out the depth.
-using WideFloat = Tiling<float, false, 128, 64, 16, 2, 2, 1, 3, 3>;
+using WideFloat = Tiling<float, false, 128, 64, 16, 2, 2, 1, 4, 2>;
+using MidFloat = Tiling<float, false, 64, 64, 16, 2, 2, 1, 4, 3>;
 using NarrowFloat = Tiling<float, false, 64, 16, 64, 1, 1, 4, 3, 3>;
 using WideTf32 = Tiling<float, true, 64, 64, 32, 2, 2, 1, 3, 3>;
-using WideDouble = Tiling<double, false, 64, 64, 16, 2, 2, 1, 3, 3>;
+using WideDouble = Tiling<double, false, 64, 64, 16, 2, 2, 1, 4, 2>;
 using NarrowDouble = Tiling<double, false, 64, 16, 32, 1, 1, 4, 3, 3>;
 template <class T>
-using WideHalf = Tiling<T, false, 128, 128, 32, 2, 4, 1, 4, 2>;
+using WideHalf = Tiling<T, false, 128, 128, 32, 2, 2, 1, 4, 2>;
 
 // One operand of a tile: its first element there, the stride between lines, what is left of width and depth.
 template <class T>

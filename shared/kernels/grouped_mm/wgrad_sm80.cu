@@ -29,18 +29,17 @@ int launch_tile(WgradCall& call, const DeviceFacts& device, cudaStream_t stream)
 
 template <class T, bool kNarrowX>
 int launch_short(WgradCall& call, const DeviceFacts& device, cudaStream_t stream) {
-  constexpr int kRun = 16 / static_cast<int>(sizeof(T)), kBlocks = 4;
-  constexpr int kWork =
-      static_cast<int>(sizeof(T)) * (2 * kShortRows * kShortWidth + (kShortThreads / 32 - 1) * kShortWidth * kRun * 32);
+  constexpr int kRun = ShortWork<T>::kRun, kBlocks = 4, kWarps = kShortThreads / 32;
+  constexpr int kWork = static_cast<int>(sizeof(ShortWork<T>) * kWarps + sizeof(T) * 2 * kShortWidth * kRun * 32);
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  const int64_t warps = ceil_div(kNarrowX ? p.outer : p.inner, 32 * kRun);
-  call.column_warps = warps % 4 == 0 || warps > 8 ? 4 : warps % 2 == 0 || warps > 2 ? 2 : 1;
-  const int32_t tiles = static_cast<int32_t>(ceil_div(warps, call.column_warps));
+  const int32_t tiles = static_cast<int32_t>(ceil_div(kNarrowX ? p.outer : p.inner, 32 * kRun));
   call.k_tiles = kNarrowX ? 1 : tiles;
   call.m_tiles = kNarrowX ? tiles : 1;
   count_tiles(call, p.batch * tiles);
-  return launch(wgrad_short_sm80<T, kNarrowX>, kShortThreads, kWork, call.tiles, kTurns * kBlocks, call, device,
-                stream);
+  const int64_t warps = int64_t{kBlocks} * kWarps * device.multiprocessors;
+  call.row_warps = call.tiles < 2 * warps ? 4 : call.tiles < 4 * warps ? 2 : 1;
+  return launch(wgrad_short_sm80<T, kNarrowX>, kShortThreads, kWork, ceil_div(call.tiles * call.row_warps, kWarps),
+                2 * kBlocks, call, device, stream);
 }
 
 template <class T>
@@ -56,8 +55,14 @@ template <class T, class Tile>
 int launch_any(WgradCall& call, const DeviceFacts& device, cudaStream_t stream) {
   const mg_grouped_mm_wgrad_problem& p = call.p;
   if (!p.sum_batch && p.inner <= 16 && p.outer <= 16 && p.batch >= 8) return launch_thin<T>(call, device, stream);
-  if (!p.sum_batch && p.inner <= kShortWidth) return launch_short<T, true>(call, device, stream);
-  if (!p.sum_batch && p.outer <= kShortWidth) return launch_short<T, false>(call, device, stream);
+  const bool few_units = p.groups.count * p.batch * ceil_div(p.inner > p.outer ? p.inner : p.outer, 64) < 1 << 30;
+  if (!p.sum_batch && p.inner <= kShortWidth && few_units) return launch_short<T, true>(call, device, stream);
+  if (!p.sum_batch && p.outer <= kShortWidth && few_units) return launch_short<T, false>(call, device, stream);
+  if constexpr (sizeof(T) == 4) {
+    const int64_t tiles =
+        p.groups.count * ceil_div(p.inner, Tile::kM) * ceil_div(p.outer, Tile::kN) * (p.sum_batch ? 1 : p.batch);
+    if (tiles < 8 * device.multiprocessors) return launch_tile<MidFloat>(call, device, stream);
+  }
   return launch_tile<Tile>(call, device, stream);
 }
 

@@ -15,7 +15,7 @@ struct WgradCall {
   int64_t tiles;       // of all groups
   int64_t tiles_each;  // of one group
   int32_t k_tiles, m_tiles;
-  int32_t column_warps;            // of a block's warps, how many lie side by side; the others take other rows
+  int32_t row_warps;               // how many warps share out the rows of the kernel for short matrices
   bool x_wide, gy_wide, out_wide;  // 16-byte accesses
 };
 
@@ -74,131 +74,207 @@ __global__ __launch_bounds__(Tile::kThreads,
 }
 
 constexpr int kShortThreads = 128;
-constexpr int kShortRows = 64;  // of the narrow operand in shared memory at once
 constexpr int kShortWidth = 16;
+constexpr int kShortTogether = 2;  // rows at once
 
-// K or M <= kShortWidth: each thread keeps the sums of 16 bytes of the other operand's columns with all of the narrow
-// one's in registers; rows stream past. kNarrowX: x is the narrow one.
+// Of one warp: a ring of rows, 512 bytes of the broad operand and all of the narrow one.
+template <class T>
+struct ShortWork {
+  static constexpr int kRun = 16 / static_cast<int>(sizeof(T)), kStages = sizeof(T) == 4 ? 7 : 6;
+  T broad[kStages][kShortTogether][32 * kRun];
+  T narrow[kStages][kShortTogether][kShortWidth];
+};
+
+// K or M <= kShortWidth; kNarrowX: K is. A unit is 512 bytes of the broad operand's columns of one group and b: each
+// thread keeps the sums of 16 bytes of columns with all of the narrow operand in registers, and rows stream past. One
+// warp does a unit, or several share out its rows and add up in order; the rows ahead, also of the warp's next unit,
+// are on their way meanwhile.
 template <class T, bool kNarrowX>
-__global__ __launch_bounds__(kShortThreads, 4) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
-  constexpr int kRun = 16 / static_cast<int>(sizeof(T)), kUnroll = 4, kWarps = kShortThreads / 32;
-  using Narrow = Operand<T, kShortWidth, kShortRows, false, 0>;
+__global__ __launch_bounds__(kShortThreads,
+                             kNarrowX ? 4 : 3) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
+  constexpr int kRun = ShortWork<T>::kRun, kStages = ShortWork<T>::kStages, kWarps = kShortThreads / 32;
+  constexpr int kPartial = kShortWidth * kRun * 32;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* narrow = reinterpret_cast<T*>(shared);  // two of them
-  T* partial = narrow + 2 * Narrow::kSize;   // sums of all warps but the first row of them
-  int32_t* ends = reinterpret_cast<int32_t*>(partial + (kWarps - 1) * kShortWidth * kRun * 32);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  ShortWork<T>& work = reinterpret_cast<ShortWork<T>*>(shared)[warp];
+  T* partial = reinterpret_cast<T*>(shared + sizeof(ShortWork<T>) * kWarps);  // sums of two warps
+  int32_t* ends = reinterpret_cast<int32_t*>(partial + 2 * kPartial);
   const mg_grouped_mm_wgrad_problem& p = call.p;
   block_group_ends(p.groups, p.rows, ends + 32, ends);
   ends += 32;
 
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row_warps = kWarps / call.column_warps, first = warp / call.column_warps;
-  const int column = (warp % call.column_warps * 32 + lane) * kRun;
-  const int64_t columns = kNarrowX ? p.outer : p.inner, width = kNarrowX ? p.inner : p.outer;
-  const int64_t narrow_stride = kNarrowX ? p.x_stride[0] : p.gy_stride[0];
-  const int64_t broad_stride = kNarrowX ? p.gy_stride[0] : p.x_stride[0];
-  const int64_t broad_step = row_warps * broad_stride;
-  const bool narrow_wide = kNarrowX ? call.x_wide : call.gy_wide, broad_wide = kNarrowX ? call.gy_wide : call.x_wide;
-  const bool same = p.out_dtype == p.dtype;
+  const int row_warps = call.row_warps, units_together = kWarps / row_warps;
+  const int first = warp / units_together;  // of the rows
   const int tiles = kNarrowX ? call.m_tiles : call.k_tiles;
-  for (int64_t t = blockIdx.x; t < call.tiles; t += gridDim.x) {
-    const int64_t g = t / call.tiles_each;
-    const int at = static_cast<int>(t - g * call.tiles_each);
-    const int64_t b = at / tiles, c = static_cast<int64_t>(at % tiles) * (call.column_warps * 32 * kRun) + column;
-    const int count = static_cast<int>(columns - c < kRun ? columns - c : kRun);
-    const GroupRows group = rows_of(ends, g);
-    const int rows = group.end - group.begin;
-    const T* x = static_cast<const T*>(p.x) + group.begin * p.x_stride[0] + b * p.x_stride[1];
-    const T* gy = static_cast<const T*>(p.gy) + group.begin * p.gy_stride[0] + b * p.gy_stride[1];
-    const T* from = kNarrowX ? x : gy;
-    const T* broad = (kNarrowX ? gy : x) + c + first * broad_stride;
+  const int64_t columns = kNarrowX ? p.outer : p.inner;
+  const int width = static_cast<int>(kNarrowX ? p.inner : p.outer);
+  const int64_t narrow_step = kNarrowX ? p.x_stride[0] : p.gy_stride[0];
+  const int64_t broad_step = kNarrowX ? p.gy_stride[0] : p.x_stride[0];
+  const bool narrow_wide = kNarrowX ? call.x_wide : call.gy_wide, broad_wide = kNarrowX ? call.gy_wide : call.x_wide;
 
+  struct Unit {
+    int group, b, count, rows, begin;
+    int64_t column;
+  };
+  const uint32_t each = static_cast<uint32_t>(call.tiles_each), total = static_cast<uint32_t>(call.tiles);
+  const uint32_t step = gridDim.x * units_together;
+  const auto open = [&](uint32_t t) {
+    Unit unit;
+    unit.group = static_cast<int>(t / each);
+    const uint32_t at = t - unit.group * each;
+    unit.b = static_cast<int>(at / static_cast<uint32_t>(tiles));
+    unit.column = static_cast<int64_t>(at - unit.b * tiles) * (32 * kRun) + lane * kRun;
+    unit.count = static_cast<int>(columns - unit.column < kRun ? columns - unit.column : kRun);
+    const GroupRows rows = rows_of(ends, unit.group);
+    unit.begin = rows.begin + first;
+    const int left = rows.end - unit.begin;
+    unit.rows = left > 0 ? (left + row_warps - 1) / row_warps : 0;
+    return unit;
+  };
+
+  // The rows ahead: each lane copies 16 bytes of broad rows and one piece of the narrow ones, 16 bytes or one element.
+  const int piece = narrow_wide ? kRun : 1, pieces = kShortWidth / piece;
+  const int narrow_row = lane / pieces, narrow_at = lane % pieces * piece;
+  uint32_t t_ahead = blockIdx.x * units_together + warp % units_together;
+  int left_ahead = 0, count_ahead = 0;
+  const T* broad_ahead = nullptr;
+  const T* narrow_ahead = nullptr;
+  const auto open_ahead = [&] {
+    for (left_ahead = 0; left_ahead == 0 && t_ahead < total; t_ahead += step) {
+      const Unit unit = open(t_ahead);
+      left_ahead = unit.rows;
+      count_ahead = unit.count;
+      const int64_t n = unit.begin;
+      const T* x = static_cast<const T*>(p.x) + n * p.x_stride[0] + unit.b * p.x_stride[1];
+      const T* gy = static_cast<const T*>(p.gy) + n * p.gy_stride[0] + unit.b * p.gy_stride[1];
+      broad_ahead = (kNarrowX ? gy : x) + unit.column;
+      narrow_ahead = (kNarrowX ? x : gy) + narrow_row * row_warps * narrow_step + narrow_at;
+    }
+  };
+  const auto fetch = [&](int slot) {
+    if (left_ahead > 0) {
+#pragma unroll
+      for (int r = 0; r < kShortTogether; ++r) {
+        copy_sixteen(&work.broad[slot][r][lane * kRun], broad_ahead, 1, r < left_ahead ? count_ahead : 0, broad_wide);
+        broad_ahead += row_warps * broad_step;
+      }
+      if (narrow_row < kShortTogether) {
+        T* to = &work.narrow[slot][narrow_row][narrow_at];
+        const bool there = narrow_row < left_ahead && narrow_at < width;
+        if (narrow_wide)
+          copy_sixteen(to, narrow_ahead, 1, there, true);
+        else
+          cute::SM80_CP_ASYNC_CACHEALWAYS_ZFILL<T>::copy(*narrow_ahead, *to, there);
+      }
+      narrow_ahead += kShortTogether * row_warps * narrow_step;
+      left_ahead -= kShortTogether;
+      if (left_ahead <= 0) open_ahead();
+    }
+    cute::cp_async_fence();
+  };
+
+  uint32_t t = t_ahead;
+  open_ahead();
+#pragma unroll
+  for (int s = 0; s < kStages - 1; ++s) fetch(s);
+  int slot = 0;
+  const bool same = p.out_dtype == p.dtype;
+  for (uint32_t t0 = blockIdx.x * units_together; t0 < total; t0 += step, t += step) {
+    const int rows = t < total ? open(t).rows : 0;
     T sums[kShortWidth][kRun];
 #pragma unroll
     for (int i = 0; i < kShortWidth; ++i)
 #pragma unroll
       for (int j = 0; j < kRun; ++j) sums[i][j] = 0;
-    const auto load = [&](int row0) {
-      Narrow::template load<kShortThreads>(narrow + row0 / kShortRows % 2 * Narrow::kSize, from + row0 * narrow_stride,
-                                           narrow_stride, width, rows - row0, narrow_wide);
-    };
-    if (rows > 0) load(0);
-    cute::cp_async_fence();
-    for (int row0 = 0; row0 < rows; row0 += kShortRows) {
-      if (row0 + kShortRows < rows) load(row0 + kShortRows);
-      cute::cp_async_fence();
-      cute::cp_async_wait<1>();
-      __syncthreads();
-      const T* tile = narrow + row0 / kShortRows % 2 * Narrow::kSize;
-      const int left = rows - row0 < kShortRows ? rows - row0 : kShortRows;
-      if (count > 0) {
-        for (int row = first; row < left; row += kUnroll * row_warps) {
-          T right[kUnroll][kRun];
+    for (int row = 0; row < rows; row += kShortTogether) {
+      cute::cp_async_wait<kStages - 2>();
+      __syncwarp();
+      fetch(slot == 0 ? kStages - 1 : slot - 1);
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const bool inside = row + u * row_warps < left;
-            if (broad_wide && count == kRun) {
-              load_sixteen<From::kStreamed>(right[u], broad, inside);
-            } else {
+      for (int r = 0; r < kShortTogether; ++r) {
+        T right[kRun];
+        load_sixteen<From::kShared>(right, &work.broad[slot][r][lane * kRun]);
 #pragma unroll
-              for (int j = 0; j < kRun; ++j) right[u][j] = inside && j < count ? broad[j] : T(0);
-            }
-            broad += broad_step;
-          }
+        for (int i = 0; i < kShortWidth; i += kRun) {
+          T values[kRun];
+          load_sixteen<From::kShared>(values, &work.narrow[slot][r][i]);
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) {
-            const T* line = tile + (row + u * row_warps < kShortRows ? row + u * row_warps : 0) * kShortWidth;
+          for (int e = 0; e < kRun; ++e)
 #pragma unroll
-            for (int i = 0; i < kShortWidth; i += kRun) {
-              T values[kRun];
-              load_sixteen<From::kShared>(values, line + i);
-#pragma unroll
-              for (int e = 0; e < kRun; ++e)
-#pragma unroll
-                for (int j = 0; j < kRun; ++j) sums[i + e][j] += values[e] * right[u][j];
-            }
-          }
+            for (int j = 0; j < kRun; ++j) sums[i + e][j] += values[e] * right[j];
         }
       }
-      __syncthreads();
+      slot = slot + 1 == kStages ? 0 : slot + 1;
     }
-    if (row_warps > 1) {
-      T* mine = partial + (warp - call.column_warps) * (kShortWidth * kRun * 32) + lane;
-      if (first > 0)
+    for (int half = row_warps / 2; half > 0; half /= 2) {
+      T* shelf = partial + (warp % (half * units_together)) * kPartial + lane;
+      if (first >= half && first < 2 * half)
 #pragma unroll
         for (int i = 0; i < kShortWidth; ++i)
 #pragma unroll
-          for (int j = 0; j < kRun; ++j) mine[(i * kRun + j) * 32] = sums[i][j];
+          for (int j = 0; j < kRun; ++j) shelf[(i * kRun + j) * 32] = sums[i][j];
       __syncthreads();
-      if (first == 0)
-        for (int other = 1; other < row_warps; ++other) {
-          const T* theirs = mine + other * call.column_warps * (kShortWidth * kRun * 32);
+      if (first < half)
+#pragma unroll
+        for (int i = 0; i < kShortWidth; ++i)
+#pragma unroll
+          for (int j = 0; j < kRun; ++j) sums[i][j] += shelf[(i * kRun + j) * 32];
+      __syncthreads();
+    }
+    if (first == 0 && t < total) {
+      const Unit unit = open(t);
+      const int64_t c = unit.column, to = unit.group * p.out_stride[0] + unit.b * p.out_stride[1];
+      if constexpr (kNarrowX) {
+        if (unit.count > 0)
 #pragma unroll
           for (int i = 0; i < kShortWidth; ++i)
+            if (i < width)
+              store_either<T, kRun>(p.out, to + i * p.out_stride[2] + c, same, sums[i], unit.count, call.out_wide);
+      } else if (width == kShortWidth && same && call.out_wide) {
+        // A thread's columns are lines of out: turned in shared memory, so that a warp writes whole sectors.
+        constexpr int kHalf = kShortWidth / 2, kPieces = kHalf / kRun;
+        using V = typename Sixteen<T>::type;
+        V* turned = reinterpret_cast<V*>(partial + warp * (kPartial / 2));
+        T* line = static_cast<T*>(p.out) + to;
 #pragma unroll
-            for (int j = 0; j < kRun; ++j) sums[i][j] += theirs[(i * kRun + j) * 32];
+        for (int h = 0; h < kShortWidth; h += kHalf) {
+#pragma unroll
+          for (int j = 0; j < kRun; ++j)
+#pragma unroll
+            for (int i = 0; i < kPieces; ++i) {
+              T run[kRun];
+#pragma unroll
+              for (int e = 0; e < kRun; ++e) run[e] = sums[h + i * kRun + e][j];
+              turned[lane * 8 + ((j * kPieces + i) ^ lane % 8)] = Sixteen<T>::gather(run);
+            }
+          __syncwarp();
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const int owner = i * 4 + lane / 8, at = lane % 8;
+            const int64_t column = c + (owner - lane) * kRun + at / kPieces;
+            if (column < columns)
+              __stcs(reinterpret_cast<V*>(line + column * p.out_stride[2] + h + at % kPieces * kRun),
+                     turned[owner * 8 + (at ^ owner % 8)]);
+          }
+          __syncwarp();
         }
-      __syncthreads();
-    }
-    if (first > 0 || count <= 0) continue;
-    const int64_t to = g * p.out_stride[0] + b * p.out_stride[1];
-    if constexpr (kNarrowX) {
+      } else {
+        int64_t line = to + c * p.out_stride[2];
 #pragma unroll
-      for (int i = 0; i < kShortWidth; ++i)
-        if (i < width) store_either<T, kRun>(p.out, to + i * p.out_stride[2] + c, same, sums[i], count, call.out_wide);
-    } else {
+        for (int j = 0; j < kRun; ++j) {
+          if (j >= unit.count) break;
 #pragma unroll
-      for (int j = 0; j < kRun; ++j)
+          for (int i = 0; i < kShortWidth; i += kRun) {
+            T run[kRun];
 #pragma unroll
-        for (int i = 0; i < kShortWidth; i += kRun) {
-          T run[kRun];
-#pragma unroll
-          for (int e = 0; e < kRun; ++e) run[e] = sums[i + e][j];
-          if (j < count)
-            store_either<T, kRun>(p.out, to + (c + j) * p.out_stride[2] + i, same, run, static_cast<int>(width) - i,
-                                  call.out_wide);
+            for (int e = 0; e < kRun; ++e) run[e] = sums[i + e][j];
+            store_either<T, kRun>(p.out, line + i, same, run, width - i, call.out_wide);
+          }
+          line += p.out_stride[2];
         }
+      }
     }
+    if (!kNarrowX && row_warps > 1) __syncthreads();  // before others shelve sums where columns were turned
   }
 }
 
