@@ -14,6 +14,9 @@ import torch
 from .. import _choice, _dispatch, _reference
 from .._dispatch import Backend
 from .._errors import NativeError
+from ..accelerator import get_accelerator
+
+_BY_BACKEND = frozenset(("", "torch", *_choice.NATIVE))
 
 
 class Route(NamedTuple):
@@ -43,6 +46,11 @@ def implementation(
     op: str, leaf: Callable[..., None], device: torch.device, name: str
 ) -> Callable[..., None]:
     """The function to call with ``(*operands, out, precision)``."""
+    if name or not _choice.environment():
+        # The way of nearly every call, without the words that `route` finds for `explain`.
+        kernel = name or get_accelerator(device).get_property(op) or ""
+        if kernel in _BY_BACKEND and _dispatch.backend_for(device.type) is not None:
+            return _native(op, leaf, kernel)
     found = route(op, device, name)
     if found.kind == "backend":
         return _native(op, leaf, found.choice.name)

@@ -17,7 +17,7 @@ import torch
 
 from .. import _checks, _choice, _groups
 from .._errors import OptionError
-from . import _autocast, _route, _vmap
+from . import _autocast, _direct, _route, _vmap
 from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
 
 LIB.define(
@@ -72,10 +72,13 @@ def grouped_mm(
     they are read and refused instead.
     """
     groups, is_offsets = _checks.groups_argument("grouped_mm", group_sizes, offsets)
-    if not torch.compiler.is_compiling():  # a compiled call is checked by the fake kernel, with the same text
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # a compiled call is checked by the fake kernel, with the same text
         _checks.grouped_mm(x, w, groups, is_offsets, bias, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm")
     if out is None:
+        if not compiling and _direct.possible(x, w, bias):
+            return _kernel(x, w, groups, is_offsets, bias, out_dtype, precision or "", name)
         result: torch.Tensor = torch.ops.multigemm.grouped_mm.default(
             x, w, groups, is_offsets, bias, out_dtype, precision or "", name
         )

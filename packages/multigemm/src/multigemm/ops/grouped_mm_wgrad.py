@@ -16,7 +16,7 @@ import torch
 
 from .. import _checks, _choice, _groups, _rules
 from .._errors import OptionError
-from . import _autocast, _route, _vmap
+from . import _autocast, _direct, _route, _vmap
 from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
 
 LIB.define(
@@ -59,10 +59,13 @@ def grouped_mm_wgrad(
         As ``grouped_mm``.
     """
     groups, is_offsets = _checks.groups_argument("grouped_mm_wgrad", group_sizes, offsets)
-    if not torch.compiler.is_compiling():  # a compiled call is checked by the fake kernel, with the same text
+    compiling = torch.compiler.is_compiling()
+    if not compiling:  # a compiled call is checked by the fake kernel, with the same text
         _check(x, gy, groups, is_offsets, sum_batch, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm_wgrad")
     if out is None:
+        if not compiling and _direct.possible(x, gy):
+            return _kernel(x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name)
         result: torch.Tensor = torch.ops.multigemm.grouped_mm_wgrad.default(
             x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name
         )
