@@ -105,16 +105,17 @@ def grouped_mm(
     op = "grouped_mm"
     _tensor(op, "x", x, (2, 3), _rules.X_LAYOUT)
     _tensor(op, "w", w, (3, 4), _rules.W_LAYOUT)
-    _rules.w_fits_x(op, x.shape, w.shape)
+    x_shape, w_shape = x.shape, w.shape  # each of these makes an object
+    _rules.w_fits_x(op, x_shape, w_shape)
     _same_device(op, x, "w", w)
     _dtypes(op, x, "w", w)
     groups(op, x, value, offsets)
-    _rules.grouped_mm(op, x.shape, w.shape, value.shape[0], offsets)
+    _rules.grouped_mm(op, x_shape, w_shape, value.shape[0], offsets)
     if bias is not None:
-        _tensor(op, "bias", bias, (x.dim(),), _rules.bias_layout(x.shape))
+        _tensor(op, "bias", bias, (x.dim(),), _rules.bias_layout(x_shape))
         _same_device(op, x, "bias", bias)
         _dtypes(op, x, "bias", bias)
-        _rules.bias(op, x.shape, w.shape, bias.shape)
+        _rules.bias(op, x_shape, w_shape, bias.shape)
     _options(op, out_dtype, precision, implementation)
 
 

@@ -7,12 +7,11 @@ default, which is the backend where one serves the device and the torch referenc
 from __future__ import annotations
 
 import contextvars
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import _plugins
+from . import _environment, _plugins
 from ._errors import NotInstalled, OptionError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def pick(argument: str, context: str, environment: str, preference: str | None) 
 
 
 def environment() -> str:
-    return os.environ.get("MULTIGEMM_IMPLEMENTATION", "")
+    return _environment.implementation()
 
 
 def resolve(argument: str, context: str, key: str, device: torch.device) -> Choice:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from . import _environment
 from ._errors import GroupSizesError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def spans(groups: torch.Tensor, offsets: bool, rows: int) -> tuple[list[tuple[in
 
 
 def check_enabled() -> bool:
-    return os.environ.get("MULTIGEMM_CHECK", "") not in ("", "0")
+    return _environment.check()
 
 
 def check_values(op: str, groups: Any, offsets: bool, rows: int) -> None:
