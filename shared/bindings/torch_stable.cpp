@@ -59,13 +59,16 @@ void strides_of(int64_t (&out)[Count], const Tensor& tensor, size_t at, bool sha
   }
 }
 
-void expect(bool right, const char* name, const std::string& shapes) {
-  STD_TORCH_CHECK(right, "multigemm: ", name, " has a shape or dtype that does not fit: ", shapes);
+// The texts are made for failures alone.
+template <class Problem>
+void expect(bool right, const char* name, const Problem& p) {
+  STD_TORCH_CHECK(right, "multigemm: ", name, " has a shape or dtype that does not fit: ", multigemm::describe(p));
 }
 
-void raise_on_failure(int32_t status, const char* op, const Services& services, const std::string& shapes) {
+template <class Problem>
+void raise_on_failure(int32_t status, const char* op, const Services& services, const Problem& p) {
   STD_TORCH_CHECK(status == MG_OK, "multigemm: ", op, " failed with ", MG_NAME(mg_last_error)(), " (",
-                  services.describe(), "; ", shapes, ")");
+                  services.describe(), "; ", multigemm::describe(p), ")");
 }
 
 void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<Tensor> bias, Tensor out,
@@ -83,12 +86,11 @@ void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<T
   p.groups = groups_of(groups, offsets, x);
   p.dtype = dtype_of("x", x);
   p.out_dtype = dtype_of("out", out);
-  const std::string shapes = multigemm::describe(p);
   auto batch_fits = [&](const Tensor& t) { return !has_batch || t.size(1) == p.batch || t.size(1) == 1; };
   expect(w.size(0) == p.groups.count && w.size(w.dim() - 2) == p.inner && batch_fits(w) && dtype_of("w", w) == p.dtype,
-         "w", shapes);
+         "w", p);
   expect(out.size(0) == p.rows && out.size(out.dim() - 1) == p.outer && (!has_batch || out.size(1) == p.batch), "out",
-         shapes);
+         p);
   p.x = x.const_data_ptr();
   strides_of(p.x_stride, x, 1);
   p.w = w.const_data_ptr();
@@ -96,7 +98,7 @@ void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<T
   if (bias) {
     expect(bias->dim() == w.dim() - 1 && bias->size(0) == p.groups.count && bias->size(bias->dim() - 1) == p.outer &&
                batch_fits(*bias) && dtype_of("bias", *bias) == p.dtype,
-           "bias", shapes);
+           "bias", p);
     p.bias = bias->const_data_ptr();
     strides_of(p.bias_stride, *bias, 1, true);
   }
@@ -107,7 +109,7 @@ void grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, std::optional<T
   p.host = services.host();
   p.device = services.device();
   p.stream = services.stream();
-  raise_on_failure(MG_NAME(mg_grouped_mm)(&p), "grouped_mm", services, shapes);
+  raise_on_failure(MG_NAME(mg_grouped_mm)(&p), "grouped_mm", services, p);
 }
 
 void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, Tensor out,
@@ -126,11 +128,10 @@ void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum
   p.dtype = dtype_of("x", x);
   p.out_dtype = dtype_of("out", out);
   p.sum_batch = sum_batch && has_batch;
-  const std::string shapes = multigemm::describe(p);
-  expect(gy.size(0) == p.rows && (!has_batch || gy.size(1) == p.batch) && dtype_of("gy", gy) == p.dtype, "gy", shapes);
+  expect(gy.size(0) == p.rows && (!has_batch || gy.size(1) == p.batch) && dtype_of("gy", gy) == p.dtype, "gy", p);
   expect(out.size(0) == p.groups.count && out.size(out.dim() - 2) == p.inner && out.size(out.dim() - 1) == p.outer &&
              (!has_batch || out.size(1) == (sum_batch ? 1 : p.batch)),
-         "out", shapes);
+         "out", p);
   p.x = x.const_data_ptr();
   strides_of(p.x_stride, x, 1);
   p.gy = gy.const_data_ptr();
@@ -142,7 +143,7 @@ void grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum
   p.host = services.host();
   p.device = services.device();
   p.stream = services.stream();
-  raise_on_failure(MG_NAME(mg_grouped_mm_wgrad)(&p), "grouped_mm_wgrad", services, shapes);
+  raise_on_failure(MG_NAME(mg_grouped_mm_wgrad)(&p), "grouped_mm_wgrad", services, p);
 }
 
 }  // namespace
