@@ -31,9 +31,10 @@ extern "C" __global__ void spin(long long cycles) {
 
 @pytest.fixture(scope="module")
 def spin() -> Any:
-    """A kernel that keeps a stream busy for about a tenth of a second."""
+    """A kernel that keeps a stream busy for about a quarter of a second."""
     kernel = cupy.RawKernel(SPIN, "spin")
-    return lambda: kernel((1,), (1,), (cupy.int64(200_000_000),))
+    kernel.compile()
+    return lambda: kernel((1,), (1,), (cupy.int64(500_000_000),))
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +90,8 @@ def test_layouts(layout: str) -> None:
         "transposed": lambda a: cupy.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2),
         "sliced": lambda a: cupy.repeat(a, 2, axis=-1)[..., ::2],
         "reversed": lambda a: a[::-1].copy()[::-1],
-        "expanded": lambda a: cupy.broadcast_to(a[:1], a.shape),
+        # Eighths: the error of a sum of equal terms would grow with their number.
+        "expanded": lambda a: cupy.broadcast_to(cupy.rint(a[:1] * 8) / 8, a.shape),
         "unaligned": lambda a: cupy.concatenate([a.ravel()[:1], a.ravel()])[1:].reshape(a.shape),
     }[layout]
     for dtype in DTYPES:
@@ -126,8 +128,10 @@ def test_bfloat16() -> None:
 def test_the_current_stream(spin: Any) -> None:
     x, w, gy = operands()
     ready = x.copy()
-    x[...] = 0
     sizes = cupy.array(SIZES)
+    x[...] = ready
+    mm(x, w, sizes), wgrad(x, gy, sizes).copy(), mm(x, w, SIZES)  # what is loaded at first use is there now
+    x[...] = 0
     cupy.cuda.Device().synchronize()
     side = cupy.cuda.Stream(non_blocking=True)
     with side:
