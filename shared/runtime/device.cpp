@@ -34,6 +34,9 @@ DeviceFacts read_facts(int ordinal) {
 void check_gpu(int error, const char* what) {
   if (!error) return;
   gpu::clear_error();
+  if (error == gpu::kNoKernelImage)
+    throw Failure(MG_UNSUPPORTED, std::string(what) + " failed: this library was not built for this device; its " +
+                                      "architectures are in backend.json, `multigemm doctor` shows both");
   throw Failure(MG_DEVICE_ERROR,
                 std::string(what) + " failed: " + gpu::error_name(error) + " (" + gpu::error_text(error) + ")");
 }

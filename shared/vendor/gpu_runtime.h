@@ -19,6 +19,12 @@ typedef MG_RUNTIME(Stream_t) Stream;
 
 inline const char* error_name(int error) { return MG_RUNTIME(GetErrorName)(static_cast<MG_RUNTIME(Error_t)>(error)); }
 inline const char* error_text(int error) { return MG_RUNTIME(GetErrorString)(static_cast<MG_RUNTIME(Error_t)>(error)); }
+// The library has no machine code for the device.
+#if defined(MG_HIP)
+constexpr int kNoKernelImage = hipErrorNoBinaryForGpu;
+#else
+constexpr int kNoKernelImage = cudaErrorNoKernelImageForDevice;
+#endif
 // A sticky error stays; any other is taken off, so that the caller's next check does not meet it.
 inline void clear_error() { (void)MG_RUNTIME(GetLastError)(); }
 
