@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMostExtent = int64_t{1} << 31;       // TMA coordinates are int32
 constexpr int64_t kMostStrideBytes = int64_t{1} << 40;  // of a tensor map
-constexpr int64_t kBandColumns = 4096;                  // of x that run together, so that they stay in L2
+constexpr int64_t kBandColumns = 4096;                  // of gy that run together, so that they stay in L2
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -48,23 +48,34 @@ Encode find_encode() {
   return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
-// A map of [outermost, rows, columns] (or [rows, columns]) with boxes of `box_rows` rows of 64 columns.
-bool encode(Encode function, CUtensorMap* map, int32_t dtype, const void* data, int rank, const int64_t* extent,
-            const int64_t* stride, int box_rows) {
+// A map with boxes of 64 columns x `box_rows` rows x `box_matrices`; `extent` from columns to matrices, `stride` of
+// rows and matrices.
+bool encode(Encode function, CUtensorMap* map, int32_t dtype, const void* data, const int64_t (&extent)[3],
+            const int64_t (&stride)[2], int box_rows, int box_matrices) {
   cuuint64_t extents[3], strides[2];
-  for (int i = 0; i < rank; ++i) extents[i] = static_cast<cuuint64_t>(extent[i]);
+  for (int i = 0; i < 3; ++i) extents[i] = static_cast<cuuint64_t>(extent[i]);
   int64_t least = divide_up(extent[0], 8) * 8;
-  for (int i = 0; i + 1 < rank; ++i) {
+  for (int i = 0; i < 2; ++i) {
     const int64_t elements = extent[i + 1] == 1 ? least : stride[i];
     strides[i] = static_cast<cuuint64_t>(elements) * 2;
     least = elements * extent[i + 1];
   }
-  const cuuint32_t box[3] = {kColumns, static_cast<cuuint32_t>(box_rows), 1}, steps[3] = {1, 1, 1};
+  const cuuint32_t box[3] = {kColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_matrices)};
+  const cuuint32_t steps[3] = {1, 1, 1};
   const CUtensorMapDataType type =
       dtype == MG_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return function(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), extents, strides, box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+  return function(map, type, 3, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+// x or gy: [panels, rows, 64] if its columns are whole panels, so that one box can hold several; else [1, rows,
+// columns].
+bool encode_operand(Encode function, CUtensorMap* map, int32_t dtype, const void* data, int64_t rows, int64_t columns,
+                    int64_t row_stride, int panels) {
+  if (columns % kColumns) return encode(function, map, dtype, data, {columns, rows, 1}, {row_stride, 0}, kHalfRows, 1);
+  return encode(function, map, dtype, data, {kColumns, rows, columns / kColumns}, {row_stride, kColumns}, kHalfRows,
+                panels);
 }
 
 template <class T>
@@ -90,7 +101,7 @@ std::string wgrad_sm90_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
   if (p.groups.count > kMostBlockGroups) return "more than " + std::to_string(kMostBlockGroups) + " groups";
   if (p.rows >= kMostExtent || p.inner >= kMostExtent || p.outer >= kMostExtent) return "N, K or M of 2^31 or more";
   const int64_t tiles = divide_up(p.inner, kTileK) * divide_up(p.outer, kTileM);
-  if (tiles >= (kMostExtent / 2) / p.groups.count) return "too many tiles";
+  if (tiles >= kMostExtent / 8 / p.groups.count) return "too many tiles";
   const std::string x = operand_refusal("x", p.x, p.rows, p.inner, p.x_stride);
   return x.empty() ? operand_refusal("gy", p.gy, p.rows, p.outer, p.gy_stride) : x;
 }
@@ -100,13 +111,27 @@ int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   static const Encode function = find_encode();
   if (!function) return static_cast<int>(cudaErrorNotSupported);
   Arguments a{};
-  const int64_t x_extent[2] = {p.inner, p.rows}, gy_extent[2] = {p.outer, p.rows};
-  const int64_t out_extent[3] = {p.outer, p.inner, p.groups.count};
-  const int64_t out_stride[2] = {p.out_stride[2], p.out_stride[0]};
+  const int64_t k_tiles = divide_up(p.inner, kTileK), m_tiles = divide_up(p.outer, kTileM);
+  a.pair_along_k = divide_up(k_tiles, 2) * m_tiles <= k_tiles * divide_up(m_tiles, 2);
+  const int64_t k_units = a.pair_along_k ? divide_up(k_tiles, 2) : k_tiles;
+  const int64_t m_units = a.pair_along_k ? m_tiles : divide_up(m_tiles, 2);
+  const int64_t band = divide_up(m_units, divide_up(p.outer, kBandColumns)), last = (m_units - 1) / band;
+  a.band_units = static_cast<int32_t>(band);
+  a.last_band = static_cast<int32_t>(last);
+  a.width = cutlass::FastDivmod(static_cast<int>(band));
+  a.last_width = cutlass::FastDivmod(static_cast<int>(m_units - last * band));
+  a.of_band = cutlass::FastDivmod(static_cast<int>(band * k_units));
+  a.of_group = cutlass::FastDivmod(static_cast<int>(k_units * m_units));
+  const int64_t pairs = p.groups.count * k_units * m_units, most = device.multiprocessors / 2;
+  a.pairs = static_cast<int32_t>(pairs);
+  const int blocks = 2 * static_cast<int>(pairs < most ? pairs : most);
   a.out_by_tma = out_fits(p);
-  if (!encode(function, &a.x, p.dtype, p.x, 2, x_extent, &p.x_stride[0], kBoxRows) ||
-      !encode(function, &a.gy, p.dtype, p.gy, 2, gy_extent, &p.gy_stride[0], kBoxRows) ||
-      (a.out_by_tma && !encode(function, &a.out, p.dtype, p.out, 3, out_extent, out_stride, kChunkRows)))
+  a.x_by_panel = p.inner % kColumns != 0;
+  a.gy_by_panel = p.outer % kColumns != 0;
+  if (!encode_operand(function, &a.x, p.dtype, p.x, p.rows, p.inner, p.x_stride[0], kPanelsX) ||
+      !encode_operand(function, &a.gy, p.dtype, p.gy, p.rows, p.outer, p.gy_stride[0], kPanelsGy) ||
+      (a.out_by_tma && !encode(function, &a.out, p.dtype, p.out, {p.outer, p.inner, p.groups.count},
+                               {p.out_stride[2], p.out_stride[0]}, kChunkRows, 1)))
     return static_cast<int>(cudaErrorInvalidValue);
   a.groups = p.groups;
   a.out_data = p.out;
@@ -117,13 +142,6 @@ int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   a.rows = static_cast<int32_t>(p.rows);
   a.inner = static_cast<int32_t>(p.inner);
   a.outer = static_cast<int32_t>(p.outer);
-  const int64_t k_tiles = divide_up(p.inner, kTileK), m_tiles = divide_up(p.outer, kTileM);
-  a.pair_along_k = divide_up(k_tiles, 2) * m_tiles <= k_tiles * divide_up(m_tiles, 2);
-  a.k_units = static_cast<int32_t>(a.pair_along_k ? divide_up(k_tiles, 2) : k_tiles);
-  a.m_units = static_cast<int32_t>(a.pair_along_k ? m_tiles : divide_up(m_tiles, 2));
-  a.band = static_cast<int32_t>(divide_up(a.k_units, divide_up(p.inner, kBandColumns)));
-  const int64_t pairs = p.groups.count * a.k_units * a.m_units, most = device.multiprocessors / 2;
-  const int blocks = 2 * static_cast<int>(pairs < most ? pairs : most);
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   return p.dtype == MG_BFLOAT16 ? launch<cutlass::bfloat16_t>(a, blocks, queue)
                                 : launch<cutlass::half_t>(a, blocks, queue);

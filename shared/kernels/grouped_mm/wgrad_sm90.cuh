@@ -6,12 +6,13 @@
 // Limits:  B absent; G <= kMostBlockGroups; N, K, M < 2^31. Every tile of out is summed by one warpgroup in row order.
 //
 // A persistent pair of blocks takes two neighbouring tiles of 128 k x 192 m of one group and fetches for both the
-// columns that they share. In each block one warp fetches, one cleans what lies between the last row of a group and
+// columns that they share. In each block two warps fetch, one cleans what lies between the last row of a group and
 // the next multiple of 16, and two warpgroups take turns: one multiplies its tile while the other writes its own.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
+#include <cutlass/fast_math.h>
 
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/copy_sm90.hpp>
@@ -27,8 +28,8 @@ namespace multigemm {
 namespace wgrad_sm90 {
 
 constexpr int kTileK = 128, kTileM = 192;
-constexpr int kStepRows = 64;  // rows of one pipeline stage
-constexpr int kBoxRows = 32;   // rows of one TMA box: what each block of a pair fetches of shared columns
+constexpr int kStepRows = 64;             // rows of one pipeline stage
+constexpr int kHalfRows = kStepRows / 2;  // what each block of a pair fetches of shared columns
 constexpr int kStages = 4;
 constexpr int kColumns = 64;  // columns of one shared-memory panel: 128 bytes, the span of the swizzle
 constexpr int kSlice = 16;    // rows of one wgmma
@@ -39,20 +40,22 @@ constexpr int kSums = kTileM / 2;  // of one thread in each of the two 64 x 192 
 constexpr int kMostSortedGroups = 256;
 
 struct Arguments {
-  CUtensorMap x, gy, out;  // out only if out_by_tma
+  CUtensorMap x, gy, out;           // out only if out_by_tma
+  int32_t x_by_panel, gy_by_panel;  // one box holds one panel: the columns are not whole panels
   mg_groups groups;
   void* out_data;
   int64_t out_stride[3];  // G, K, M
   int32_t out_dtype, out_by_tma;
   int32_t rows, inner, outer;
-  int32_t pair_along_k;      // the two tiles of a pair are neighbours along K and share gy; else along M and share x
-  int32_t k_units, m_units;  // pairs of tiles along the paired dimension, tiles along the other
-  int32_t band;              // k units that are walked before the next m unit
+  int32_t pair_along_k;  // the two tiles of a pair are neighbours along K and share gy; else along M and share x
+  // Pairs of a group are walked in bands along M: a band's units for each unit of K.
+  int32_t pairs, band_units, last_band;
+  cutlass::FastDivmod of_group, of_band, width, last_width;  // pairs of a group and of a band; units of a band
 };
 
 struct alignas(1024) Shared {
-  uint16_t x[kStages][kPanelsX][kStepRows][kColumns];
-  uint16_t gy[kStages][kPanelsGy][kStepRows][kColumns];
+  uint16_t x[kStages][2][kPanelsX][kHalfRows][kColumns];
+  uint16_t gy[kStages][2][kPanelsGy][kHalfRows][kColumns];
   uint16_t chunks[kWarpsOut][kChunks][kChunkRows][kColumns];
   uint64_t full[kStages];    // a stage can be read
   uint64_t landed[kStages];  // the i-th stage that must be cleaned first has arrived
@@ -60,6 +63,7 @@ struct alignas(1024) Shared {
   int32_t ends[kMostBlockGroups];
   uint16_t order[kMostBlockGroups];
   int32_t scratch[32];
+  int32_t turns;  // tiles of this block
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -93,37 +97,38 @@ struct Tile {
 
 // Where this pair's `turn`-th tiles lie in the walk over all. Neighbouring pairs of blocks work on neighbouring tiles;
 // every other turn runs backwards, so that no pair gets the larger of the groups each time.
-MG_DEVICE uint32_t place_of(uint32_t turn) {
-  const uint32_t pairs = gridDim.x / 2, pair = blockIdx.x / 2;
+MG_DEVICE int place_of(int turn) {
+  const int pairs = static_cast<int>(gridDim.x / 2), pair = static_cast<int>(blockIdx.x / 2);
   return turn * pairs + (turn % 2 ? pairs - 1 - pair : pair);
 }
 
-MG_DEVICE bool has_turn(const Arguments& a, uint32_t turn) {
-  return place_of(turn) < static_cast<uint32_t>(a.groups.count) * static_cast<uint32_t>(a.k_units * a.m_units);
-}
-
 // The `turn`-th tile of this block; false past the last.
-MG_DEVICE bool tile_at(const Arguments& a, const Shared& shared, uint32_t turn, Tile& tile) {
-  const uint32_t at = place_of(turn), rank = blockIdx.x % 2;
-  const uint32_t k_units = static_cast<uint32_t>(a.k_units), m_units = static_cast<uint32_t>(a.m_units);
-  const uint32_t of_group = k_units * m_units, place = at / of_group;
-  if (place >= static_cast<uint32_t>(a.groups.count)) return false;
-  const uint32_t in_group = at - place * of_group, of_band = static_cast<uint32_t>(a.band) * m_units;
-  const uint32_t band = in_group / of_band, in_band = in_group - band * of_band;
-  const uint32_t first = band * static_cast<uint32_t>(a.band), left = k_units - first;
-  const uint32_t width = left < static_cast<uint32_t>(a.band) ? left : static_cast<uint32_t>(a.band);
-  const uint32_t m_unit = in_band / width, k_unit = first + in_band - m_unit * width;
-  tile.k = static_cast<int32_t>(a.pair_along_k ? 2 * k_unit + rank : k_unit) * kTileK;
-  tile.m = static_cast<int32_t>(a.pair_along_k ? m_unit : 2 * m_unit + rank) * kTileM;
+MG_DEVICE bool tile_at(const Arguments& a, const Shared& shared, int turn, Tile& tile) {
+  if (turn >= shared.turns) return false;
+  const int rank = static_cast<int>(blockIdx.x % 2);
+  int place, in_group, band, in_band, k_unit, m_unit;
+  a.of_group(place, in_group, place_of(turn));
+  a.of_band(band, in_band, in_group);
+  if (band == a.last_band)
+    a.last_width(k_unit, m_unit, in_band);
+  else
+    a.width(k_unit, m_unit, in_band);
+  m_unit += band * a.band_units;
+  tile.k = (a.pair_along_k ? 2 * k_unit + rank : k_unit) * kTileK;
+  tile.m = (a.pair_along_k ? m_unit : 2 * m_unit + rank) * kTileM;
   tile.group = shared.order[place];
   tile.begin = tile.group > 0 ? shared.ends[tile.group - 1] : 0;
   tile.rows = shared.ends[tile.group] - tile.begin;
   return true;
 }
 
-// Groups with more rows first, so that the last tiles are short. Ends with a barrier.
+// Puts groups with more rows first, so that the last tiles are short. Ends with a barrier.
 MG_DEVICE void order_groups(const Arguments& a, Shared& shared) {
   const int count = static_cast<int>(a.groups.count);
+  if (threadIdx.x == 0) {
+    const int whole = a.pairs / static_cast<int>(gridDim.x / 2);
+    shared.turns = whole + (place_of(whole) < a.pairs);
+  }
   for (int g = static_cast<int>(threadIdx.x); g < count; g += kThreads) {
     int place = g;
     if (count <= kMostSortedGroups) {
@@ -145,40 +150,51 @@ MG_DEVICE void order_groups(const Arguments& a, Shared& shared) {
 MG_DEVICE int32_t last_rows(const Tile& tile) { return tile.rows > 0 ? (tile.rows - 1) % kStepRows + 1 : 0; }
 MG_DEVICE uint32_t steps_of(const Tile& tile) { return static_cast<uint32_t>(tile.rows + kStepRows - 1) / kStepRows; }
 
-// One operand's columns of one step. `shared_columns`: each block of the pair brings half of the rows to both.
+// Half of the rows of one operand's columns of one step, to this block or to both of the pair.
 template <int kPanels>
-MG_DEVICE void fetch(const CUtensorMap& map, uint64_t* barrier, uint16_t (&to)[kPanels][kStepRows][kColumns],
-                     int32_t column, int32_t row, bool shared_columns, uint32_t rank) {
+MG_DEVICE void fetch_half(const CUtensorMap& map, uint64_t* barrier, uint16_t (&to)[kPanels][kHalfRows][kColumns],
+                          int32_t column, int32_t row, bool by_panel, bool to_both) {
   constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
-#pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    if (shared_columns) {
-      const int first = static_cast<int>(rank) * kBoxRows;
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&map, barrier, uint16_t{3}, kHint, to[panel][first],
-                                             column + panel * kColumns, row + first);
-    } else {
-#pragma unroll
-      for (int first = 0; first < kStepRows; first += kBoxRows)
-        cute::SM90_TMA_LOAD_2D::copy(&map, barrier, kHint, to[panel][first], column + panel * kColumns, row + first);
-    }
+  const int boxes = by_panel ? kPanels : 1;
+  for (int box = 0; box < boxes; ++box) {
+    const int32_t first = by_panel ? column + box * kColumns : 0, panel = by_panel ? 0 : column / kColumns;
+    if (to_both)
+      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, barrier, uint16_t{3}, kHint, to[box], first, row, panel);
+    else
+      cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kHint, to[box], first, row, panel);
   }
 }
 
-MG_DEVICE void produce(const Arguments& a, Shared& shared) {
-  const uint32_t rank = blockIdx.x % 2;
+// One thread brings x, another gy: what one alone can issue does not keep up with the matrix units. Of columns that
+// the pair shares, each block brings half of the rows to both.
+template <bool kIsX, int kPanels>
+MG_DEVICE void produce(const Arguments& a, Shared& shared,
+                       uint16_t (&stages)[kStages][2][kPanels][kHalfRows][kColumns]) {
+  const int rank = static_cast<int>(blockIdx.x % 2);
+  const bool to_both = kIsX ? !a.pair_along_k : a.pair_along_k, by_panel = kIsX ? a.x_by_panel : a.gy_by_panel;
+  const CUtensorMap& map = kIsX ? a.x : a.gy;
   uint32_t step = 0, cleaned = 0;
-  Tile tile;
-  for (uint32_t turn = 0; tile_at(a, shared, turn, tile); ++turn) {
-    for (int32_t row = 0; row < tile.rows; row += kStepRows, ++step) {
-      const uint32_t stage = step % kStages, round = step / kStages;
-      const int32_t left = tile.rows - row;
-      uint64_t* barrier = &shared.full[stage];
-      if (left < kStepRows && left % kSlice) barrier = &shared.landed[cleaned++ % kStages];
-      Barrier::wait(&shared.empty[stage], (round & 1) ^ 1);
-      Transaction::arrive_and_expect_tx(barrier, sizeof(shared.x[0]) + sizeof(shared.gy[0]));
-      fetch(a.x, barrier, shared.x[stage], tile.k, tile.begin + row, !a.pair_along_k, rank);
-      fetch(a.gy, barrier, shared.gy[stage], tile.m, tile.begin + row, a.pair_along_k, rank);
-    }
+  Tile tile, next;
+  bool more = tile_at(a, shared, 0, tile);
+  for (int turn = 1; more; ++turn) {
+    int32_t row = 0;
+    do {
+      if (row < tile.rows) {
+        const uint32_t stage = step % kStages, round = step / kStages;
+        const int32_t left = tile.rows - row;
+        uint64_t* barrier = &shared.full[stage];
+        if (left < kStepRows && left % kSlice) barrier = &shared.landed[cleaned++ % kStages];
+        Barrier::wait(&shared.empty[stage], (round & 1) ^ 1);
+        if (kIsX) Transaction::arrive_and_expect_tx(barrier, sizeof(shared.x[0]) + sizeof(shared.gy[0]));
+        const int32_t column = kIsX ? tile.k : tile.m;
+        for (int half = to_both ? rank : 0; half < (to_both ? rank + 1 : 2); ++half)
+          fetch_half(map, barrier, stages[stage][half], column, tile.begin + row + half * kHalfRows, by_panel, to_both);
+        ++step;
+      }
+      if (row == 0) more = tile_at(a, shared, turn, next);  // while the stages are full
+      row += kStepRows;
+    } while (row < tile.rows);
+    tile = next;
   }
 }
 
@@ -188,7 +204,7 @@ MG_DEVICE void clean(const Arguments& a, Shared& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   uint32_t step = 0, cleaned = 0;
   Tile tile;
-  for (uint32_t turn = 0; tile_at(a, shared, turn, tile); ++turn) {
+  for (int turn = 0; tile_at(a, shared, turn, tile); ++turn) {
     step += steps_of(tile);
     const int32_t used = last_rows(tile);
     if (used % kSlice == 0) continue;
@@ -200,10 +216,12 @@ MG_DEVICE void clean(const Arguments& a, Shared& shared) {
       const int row = used + i / (kColumns / 8), column = i % (kColumns / 8) * 8;
 #pragma unroll
       for (int panel = 0; panel < kPanelsX; ++panel)
-        *reinterpret_cast<uint4*>(&shared.x[stage][panel][row][column]) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(&shared.x[stage][row / kHalfRows][panel][row % kHalfRows][column]) =
+            uint4{0, 0, 0, 0};
 #pragma unroll
       for (int panel = 0; panel < kPanelsGy; ++panel)
-        *reinterpret_cast<uint4*>(&shared.gy[stage][panel][row][column]) = uint4{0, 0, 0, 0};
+        *reinterpret_cast<uint4*>(&shared.gy[stage][row / kHalfRows][panel][row % kHalfRows][column]) =
+            uint4{0, 0, 0, 0};
     }
     cutlass::arch::fence_view_async_shared();
     __syncwarp();
@@ -221,7 +239,7 @@ MG_DEVICE uint64_t panel_descriptor(const void* panel) {
   cute::GmmaDescriptor descriptor;
   descriptor.desc_ = 0;
   descriptor.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(panel) >> 4;
-  descriptor.bitfield.leading_byte_offset_ = kStepRows * kColumns * 2 >> 4;  // to the next 64 columns
+  descriptor.bitfield.leading_byte_offset_ = kHalfRows * kColumns * 2 >> 4;  // to the next 64 columns
   descriptor.bitfield.stride_byte_offset_ = 8 * kColumns * 2 >> 4;           // to the next 8 rows
   descriptor.bitfield.layout_type_ = static_cast<uint8_t>(cute::SM90::GMMA::LayoutType::B128);
   return descriptor.desc_;
@@ -230,10 +248,12 @@ MG_DEVICE uint64_t panel_descriptor(const void* panel) {
 template <class Mma>
 MG_DEVICE void multiply_slice(uint64_t x, uint64_t gy, int slice, float (&sums)[2][kSums],
                               cute::SM90::GMMA::ScaleOut& scale) {
-  constexpr int kSliceBytes = kSlice * kColumns * 2, kPanelBytes = kStepRows * kColumns * 2;
+  constexpr int kSliceBytes = kSlice * kColumns * 2, kPanelBytes = kHalfRows * kColumns * 2;
+  constexpr int kSlicesOfHalf = kHalfRows / kSlice;
   constexpr auto kAll = std::make_index_sequence<kSums>();
-  x += slice * (kSliceBytes >> 4);
-  gy += slice * (kSliceBytes >> 4);
+  const int half = slice / kSlicesOfHalf, in_half = slice % kSlicesOfHalf;
+  x += (half * kPanelsX * kPanelBytes + in_half * kSliceBytes) >> 4;
+  gy += (half * kPanelsGy * kPanelBytes + in_half * kSliceBytes) >> 4;
   multiply<Mma>(x, gy, sums[0], scale, kAll);
   multiply<Mma>(x + (kPanelBytes >> 4), gy, sums[1], scale, kAll);
   scale = cute::SM90::GMMA::ScaleOut::One;
@@ -286,28 +306,29 @@ MG_DEVICE void write_by_tma(const Arguments& a, uint16_t (&chunks)[kChunks][kChu
 // Any strides and dtype: the same chunks hold 16 x 64 sums, which the warp writes one by one, m fastest.
 MG_DEVICE void write_by_element(const Arguments& a, uint16_t (&chunks)[kChunks][kChunkRows][kColumns], const Tile& tile,
                                 const float (&sums)[2][kSums]) {
-  static_assert(sizeof(chunks) >= kChunkRows * kColumns * sizeof(float), "a chunk of sums must fit");
+  constexpr int kPart = kColumns / 2;
   float* staged = reinterpret_cast<float*>(&chunks[0][0][0]);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half)
 #pragma unroll
-    for (int panel = 0; panel < kPanelsGy; ++panel) {
+    for (int part = 0; part < kTileM / kPart; ++part) {
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kColumns / 2; i += 2) {
+      for (int i = 0; i < kPart / 2; i += 2) {
         const int row = lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
-        const float* from = &sums[half][panel * (kColumns / 2) + i];
-        *reinterpret_cast<float2*>(&staged[row * kColumns + column]) = float2{from[0], from[1]};
+        const float* from = &sums[half][part * (kPart / 2) + i];
+        *reinterpret_cast<float2*>(&staged[row * kPart + column]) = float2{from[0], from[1]};
       }
       __syncwarp();
 #pragma unroll 1
-      for (int i = lane; i < kChunkRows * kColumns; i += 32) {
-        const int32_t k = tile.k + half * 64 + warp * kChunkRows + i / kColumns;
-        const int32_t m = tile.m + panel * kColumns + i % kColumns;
+      for (int row = 0; row < kChunkRows; ++row) {
+        const int32_t k = tile.k + half * 64 + warp * kChunkRows + row;
+        const int32_t m = tile.m + part * kPart + lane;
         if (k < a.inner && m < a.outer)
           simt::store<float>(a.out_data, a.out_dtype,
-                             tile.group * a.out_stride[0] + k * a.out_stride[1] + m * a.out_stride[2], staged[i]);
+                             tile.group * a.out_stride[0] + k * a.out_stride[1] + m * a.out_stride[2],
+                             staged[row * kPart + lane]);
       }
     }
 }
@@ -351,45 +372,47 @@ MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
   float sums[2][kSums];
   uint32_t step = 0;
   Tile tile;
-  for (uint32_t turn = 0; tile_at(a, shared, turn, tile); ++turn) {
+  for (int turn = 0; tile_at(a, shared, turn, tile); ++turn) {
     const uint32_t steps = steps_of(tile);
-    if (turn % 2 != warpgroup) {
+    if (turn % 2 != static_cast<int>(warpgroup)) {
       step += steps;
       continue;
     }
     if (turn > 0) cutlass::arch::NamedBarrier::sync(256, warpgroup);
     Scale scale = Scale::Zero;
-    const uint32_t end = step + steps, whole = step + static_cast<uint32_t>(tile.rows) / kStepRows;
-    const uint32_t first = step;
+    const uint32_t first = step, end = step + steps, whole = step + static_cast<uint32_t>(tile.rows) / kStepRows;
+    const int last_slices = (tile.rows % kStepRows + kSlice - 1) / kSlice;
+    const bool more = turn + 1 < shared.turns;
+    const auto begin_step = [&](uint64_t& x, uint64_t& gy) {
+      const uint32_t stage = step % kStages;
+      Barrier::wait(&shared.full[stage], step / kStages & 1);
+      x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
+      gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
+      cute::warpgroup_arrive();
+    };
+    const auto end_step = [&] {
+      cute::warpgroup_commit_batch();
+      if (step + 1 == end && more) cutlass::arch::NamedBarrier::arrive(256, warpgroup ^ 1);
+      cute::warpgroup_wait<1>();
+      if (step > first) release(shared, step - 1);
+    };
+    uint64_t x, gy;
     fence_sums(sums);
 #pragma unroll 1
     for (; step < whole; ++step) {
-      const uint32_t stage = step % kStages;
-      Barrier::wait(&shared.full[stage], step / kStages & 1);
-      const uint64_t x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
-      const uint64_t gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
-      cute::warpgroup_arrive();
+      begin_step(x, gy);
 #pragma unroll
       for (int slice = 0; slice < kStepRows / kSlice; ++slice) multiply_slice<Mma>(x, gy, slice, sums, scale);
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();
-      if (step > first) release(shared, step - 1);
+      end_step();
     }
     if (step < end) {
-      const uint32_t stage = step % kStages;
-      Barrier::wait(&shared.full[stage], step / kStages & 1);
-      const uint64_t x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
-      const uint64_t gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
-      cute::warpgroup_arrive();
+      begin_step(x, gy);
 #pragma unroll 1
-      for (int slice = 0; slice < (tile.rows % kStepRows + kSlice - 1) / kSlice; ++slice)
-        multiply_slice<Mma>(x, gy, slice, sums, scale);
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();
-      if (step > first) release(shared, step - 1);
+      for (int slice = 0; slice < last_slices; ++slice) multiply_slice<Mma>(x, gy, slice, sums, scale);
+      end_step();
       ++step;
     }
-    if (has_turn(a, turn + 1)) cutlass::arch::NamedBarrier::arrive(256, warpgroup ^ 1);
+    if (steps == 0 && more) cutlass::arch::NamedBarrier::arrive(256, warpgroup ^ 1);
     cute::warpgroup_wait<0>();
     fence_sums(sums);
     if (steps == 0) {
@@ -432,7 +455,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (warp == 0 && cute::elect_one_sync()) produce(a, shared);
+    if (warp == 0 && cute::elect_one_sync()) produce<true>(a, shared, shared.x);
+    if (warp == 2 && cute::elect_one_sync()) produce<false>(a, shared, shared.gy);
     if (warp == 1) clean(a, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
