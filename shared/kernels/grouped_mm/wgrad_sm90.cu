@@ -9,9 +9,9 @@ namespace multigemm {
 namespace wgrad_sm90 {
 namespace {
 
-constexpr int64_t kMostExtent = int64_t{1} << 31;       // TMA coordinates are int32
-constexpr int64_t kMostStrideBytes = int64_t{1} << 40;  // of a tensor map
-constexpr int64_t kBandColumns = 4096;                  // of gy that run together, so that they stay in L2
+constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // coordinates past the last tile are int32 too
+constexpr int64_t kMostStrideBytes = int64_t{1} << 40;      // of a tensor map
+constexpr int64_t kBandColumns = 4096;                      // of gy that run together, so that they stay in L2
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -99,7 +99,8 @@ std::string wgrad_sm90_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
   if (!is_16_bit(p.out_dtype) && p.out_dtype != MG_FLOAT32) return "out must be bfloat16, float16 or float32";
   if (p.batch != 1) return "B must be absent";
   if (p.groups.count > kMostBlockGroups) return "more than " + std::to_string(kMostBlockGroups) + " groups";
-  if (p.rows >= kMostExtent || p.inner >= kMostExtent || p.outer >= kMostExtent) return "N, K or M of 2^31 or more";
+  if (p.rows >= kMostExtent || p.inner >= kMostExtent || p.outer >= kMostExtent)
+    return "N, K or M of 2^31 - 1024 or more";
   const int64_t tiles = divide_up(p.inner, kTileK) * divide_up(p.outer, kTileM);
   if (tiles >= kMostExtent / 8 / p.groups.count) return "too many tiles";
   const std::string x = operand_refusal("x", p.x, p.rows, p.inner, p.x_stride);

@@ -3,7 +3,8 @@
 //          (fastest with a unit M stride and everything else aligned to 16 bytes).
 // Dtypes:  bfloat16 or float16 in, float32 sums, bfloat16, float16 or float32 out.
 // Architectures: sm_90a (wgmma, TMA, clusters of two blocks).
-// Limits:  B absent; G <= kMostBlockGroups; N, K, M < 2^31. Every tile of out is summed by one warpgroup in row order.
+// Limits:  B absent; G <= kMostBlockGroups; N, K, M < 2^31 - 1024. Every tile of out is summed by one warpgroup in row
+// order.
 //
 // A persistent pair of blocks takes two neighbouring tiles of 128 k x 192 m of one group and fetches for both the
 // columns that they share. In each block two warps fetch, one cleans what lies between the last row of a group and
