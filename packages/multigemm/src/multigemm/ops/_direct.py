@@ -1,8 +1,8 @@
 """Whether a call needs the dispatcher at all.
 
-The dispatcher exists for what stands between a call and its kernel: autograd, autocast, ``torch.func``, modes such as
-fake tensors, subclasses of tensors. Where there is none of it, which is the usual case of inference, the kernel is
-called at once: that halves the host time of a call.
+The dispatcher exists for what stands between a call and its kernel: autograd, autocast, ``torch.func``,
+modes such as fake tensors, subclasses of tensors. Where there is none of it, which is the usual case of
+inference, the kernel is called at once: that halves the host time of a call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _questions() -> tuple[Callable[[], object], ...]:
 
 try:
     _QUESTIONS: tuple[Callable[[], object], ...] | None = _questions()
-except AttributeError:  # private names that a torch to come may not have: then every call takes the dispatcher
+except AttributeError:  # private names that a torch to come may lack: then every call is dispatched
     _QUESTIONS = None
 
 
