@@ -90,33 +90,14 @@ std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, cons
   return kernel == Kernel::sm90 ? wgrad_sm90_refusal(p, device) : wgrad_sm80_refusal(p, device);
 }
 
-bool readable(int64_t row, int64_t column) { return (row == 1 && column >= 1) || (column == 1 && row >= 1); }
-
-// Products by a library see matrices; each has a unit stride along its rows or its columns.
-std::string strides_refusal(const mg_grouped_mm_problem& p) {
-  if (!readable(p.x_stride[0], p.x_stride[2]) && p.rows > 1 && p.inner > 1) return "x has no unit stride along N or K";
-  if (!readable(p.w_stride[2], p.w_stride[3]) && p.inner > 1 && p.outer > 1) return "w has no unit stride along K or M";
-  if (p.out_stride[2] != 1 && p.outer > 1) return "out has no unit stride along M";
-  return "";
-}
-std::string strides_refusal(const mg_grouped_mm_wgrad_problem& p) {
-  if (!readable(p.x_stride[0], p.x_stride[2]) && p.rows > 1 && p.inner > 1) return "x has no unit stride along N or K";
-  if (!readable(p.gy_stride[0], p.gy_stride[2]) && p.rows > 1 && p.outer > 1)
-    return "gy has no unit stride along N or M";
-  if (p.out_stride[3] != 1 && p.outer > 1) return "out has no unit stride along M";
-  if (p.sum_batch && p.batch > 1) return "the sum over B is no single product for these strides";
-  return "";
-}
-
 template <class Problem>
 std::string products_refusal(Kernel kernel, const Problem& p, const SizesFacts& sizes) {
   if (kernel == Kernel::torch && !sizes.has_host_matmul) return "the caller lends no matrix product of its own";
   if (p.inner == 0) return "K is 0, which is no product";
-  if (p.out_dtype != p.dtype) return "the result has another dtype than the operands";
   if (!sizes.on_host && sizes.capturing)
     return "it needs the group sizes on the host, and a graph is being captured; give them as a CPU tensor";
   if (std::max({p.rows, p.inner, p.outer}) > 0x7fffffff) return "a size passes 2^31 - 1";
-  return strides_refusal(p);
+  return "";
 }
 
 struct Found {

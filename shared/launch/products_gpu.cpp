@@ -1,6 +1,7 @@
 #include "launch/products_gpu.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "blas/blas_gpu.h"
@@ -16,6 +17,8 @@ const char* moved(const void* data, int64_t elements, int32_t dtype) {
   return static_cast<const char*>(data) + elements * dtype_bytes(dtype);
 }
 
+constexpr int64_t kNumber = static_cast<int64_t>(sizeof(int64_t));
+
 // Fewer products than this are faster one by one than through arrays of addresses.
 constexpr size_t kFewProducts = 4;
 
@@ -29,7 +32,7 @@ void multiply(const std::vector<mg_matmul>& products, const Problem& p, const De
     return;
   }
   const BorrowedHandle handle(device, p.stream, p.host);
-  if (p.batch == 1 && products.size() >= kFewProducts && has_grouped_products()) {
+  if (products[0].batch == 1 && products.size() >= kFewProducts && has_grouped_products()) {
     const int64_t count = static_cast<int64_t>(products.size());
     const DeviceMemory room(p.host, p.stream, 3 * count * static_cast<int64_t>(sizeof(int64_t)));
     blas_products(products, p.precision, room.as<int64_t>(), handle, p.stream);
@@ -62,20 +65,101 @@ bool merge_equal(std::vector<mg_matmul>& products, int32_t dtype) {
   return true;
 }
 
+// A library sees matrices: each operand has a unit stride along its rows or its columns, and no element twice.
+bool readable(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  return ((column_stride == 1 || columns == 1) && (row_stride >= columns || rows == 1)) ||
+         ((row_stride == 1 || rows == 1) && (column_stride >= rows || columns == 1));
+}
+
+// An operand [N, B, C], copied where a library can't read it as it is.
+class Readable {
+ public:
+  Readable(const void* data, const int64_t (&stride)[3], int64_t rows, int64_t batch, int64_t columns, int32_t dtype,
+           bool copied, const mg_host* host, void* stream)
+      : data(data), stride{stride[0], stride[1], stride[2]} {
+    if (!copied) return;
+    const int64_t bytes = dtype_bytes(dtype);
+    memory_.emplace(host, stream, rows * batch * columns * bytes);
+    check_gpu(simt::pack({data,
+                          {stride[0], stride[1], stride[2]},
+                          memory_->as<void>(),
+                          batch * columns,
+                          rows,
+                          batch,
+                          columns,
+                          static_cast<int>(bytes)},
+                         stream),
+              "the kernel that copies an operand");
+    this->data = memory_->as<void>();
+    this->stride[0] = batch * columns;
+    this->stride[1] = columns;
+    this->stride[2] = 1;
+  }
+  const void* data;
+  int64_t stride[3];
+
+ private:
+  std::optional<DeviceMemory> memory_;
+};
+
+void set(int64_t (&to)[3], int64_t batch, int64_t row, int64_t column) {
+  to[0] = batch;
+  to[1] = row;
+  to[2] = column;
+}
+
+// w [G, B, K, M] in rows: one copy for each entry of B, since it is asked for and seldom.
+void pack_w(mg_grouped_mm_problem& p, std::optional<DeviceMemory>& memory) {
+  if (readable(p.inner, p.outer, p.w_stride[2], p.w_stride[3])) return;
+  const int64_t bytes = dtype_bytes(p.dtype), batch = p.w_stride[1] == 0 ? 1 : p.batch, matrix = p.inner * p.outer;
+  memory.emplace(p.host, p.stream, p.groups.count * batch * matrix * bytes);
+  for (int64_t b = 0; b < batch; ++b)
+    check_gpu(simt::pack({moved(p.w, b * p.w_stride[1], p.dtype),
+                          {p.w_stride[0], p.w_stride[2], p.w_stride[3]},
+                          memory->as<char>() + b * matrix * bytes,
+                          batch * matrix,
+                          p.groups.count,
+                          p.inner,
+                          p.outer,
+                          static_cast<int>(bytes)},
+                         p.stream),
+              "the kernel that copies w");
+  p.w = memory->as<void>();
+  p.w_stride[0] = batch * matrix;
+  p.w_stride[1] = p.w_stride[1] == 0 ? 0 : matrix;
+  p.w_stride[2] = p.outer;
+  p.w_stride[3] = 1;
+}
+
+void write_zero_rows(const mg_grouped_mm_problem& p, int64_t used) {
+  if (used == p.rows) return;
+  mg_grouped_mm_problem tail = p;  // the rows of no group: a product with no groups at all
+  tail.rows = p.rows - used;
+  tail.x = moved(p.x, used * p.x_stride[0], p.dtype);
+  tail.out = const_cast<char*>(moved(p.out, used * p.out_stride[0], p.out_dtype));
+  tail.groups.count = 0;
+  tail.bias = nullptr;
+  const DeviceMemory room(p.host, p.stream, simt::room_for(0) * kNumber);
+  check_gpu(simt::rows(tail, room.as<int64_t>(), p.stream), "the kernel that writes zeros");
+}
+
 }  // namespace
 
-void rows_by_products(const mg_grouped_mm_problem& p, const Partition& groups, const DeviceFacts& device,
+void rows_by_products(const mg_grouped_mm_problem& given, const Partition& groups, const DeviceFacts& device,
                       bool by_torch) {
-  if (groups.used < p.rows) {  // the rows of no group: a product with no groups at all
-    mg_grouped_mm_problem tail = p;
-    tail.rows = p.rows - groups.used;
-    tail.x = moved(p.x, groups.used * p.x_stride[0], p.dtype);
-    tail.out = const_cast<char*>(moved(p.out, groups.used * p.out_stride[0], p.out_dtype));
-    tail.groups.count = 0;
-    tail.bias = nullptr;
-    const DeviceMemory room(p.host, p.stream, simt::room_for(0) * static_cast<int64_t>(sizeof(int64_t)));
-    check_gpu(simt::rows(tail, room.as<int64_t>(), p.stream), "the kernel that writes zeros");
-  }
+  mg_grouped_mm_problem p = given;
+  const bool x_copied = !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
+  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, x_copied, p.host, p.stream);
+  std::optional<DeviceMemory> w;
+  pack_w(p, w);
+  const bool direct =
+      p.out_dtype == p.dtype && (p.out_stride[2] == 1 || p.outer == 1) && (p.out_stride[0] >= p.outer || p.rows == 1);
+  const int64_t line = p.batch * p.outer;
+  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.rows * line * dtype_bytes(p.dtype));
+  void* const out = direct ? p.out : sums.as<void>();
+  const int64_t out_stride[3] = {direct ? p.out_stride[0] : line, direct ? p.out_stride[1] : p.outer, 1};
+  if (direct) write_zero_rows(p, groups.used);
+
   std::vector<mg_matmul> products;
   for (const Block& g : groups.blocks) {
     mg_matmul m{};
@@ -83,64 +167,74 @@ void rows_by_products(const mg_grouped_mm_problem& p, const Partition& groups, c
     m.rows = g.end - g.begin;
     m.inner = p.inner;
     m.cols = p.outer;
-    m.a = moved(p.x, g.begin * p.x_stride[0], p.dtype);
+    m.a = moved(x.data, g.begin * x.stride[0], p.dtype);
     m.b = moved(p.w, g.group * p.w_stride[0], p.dtype);
-    m.c = const_cast<char*>(moved(p.out, g.begin * p.out_stride[0], p.out_dtype));
-    const int64_t a[3] = {p.x_stride[1], p.x_stride[0], p.x_stride[2]};
-    const int64_t b[3] = {p.w_stride[1], p.w_stride[2], p.w_stride[3]};
-    const int64_t c[3] = {p.out_stride[1], p.out_stride[0], p.out_stride[2]};
-    for (int i = 0; i < 3; ++i) {
-      m.a_stride[i] = a[i];
-      m.b_stride[i] = b[i];
-      m.c_stride[i] = c[i];
-    }
+    m.c = const_cast<char*>(moved(out, g.begin * out_stride[0], p.dtype));
+    set(m.a_stride, x.stride[1], x.stride[0], x.stride[2]);
+    set(m.b_stride, p.w_stride[1], p.w_stride[2], p.w_stride[3]);
+    set(m.c_stride, out_stride[1], out_stride[0], out_stride[2]);
     m.dtype = p.dtype;
     products.push_back(m);
   }
   merge_equal(products, p.dtype);
   multiply(products, p, device, by_torch);
-  if (!p.bias || groups.blocks.empty()) return;
+  if (direct && (!p.bias || groups.blocks.empty())) return;
   std::vector<int64_t> ends(static_cast<size_t>(p.groups.count), 0);
   for (const Block& g : groups.blocks) ends[static_cast<size_t>(g.group)] = g.end;
   for (size_t g = 1; g < ends.size(); ++g) ends[g] = std::max(ends[g], ends[g - 1]);
-  const DeviceMemory room(p.host, p.stream, p.groups.count * static_cast<int64_t>(sizeof(int64_t)));
+  const DeviceMemory room(p.host, p.stream, p.groups.count * kNumber);
   check_gpu(simt::write_numbers(ends.data(), p.groups.count, room.as<int64_t>(), p.stream), "writing the group ends");
-  check_gpu(simt::add_bias(p, room.as<int64_t>(), p.stream), "the kernel that adds the bias");
+  check_gpu(simt::finish_rows(p, room.as<int64_t>(), direct ? nullptr : out, p.stream),
+            "the kernel that ends a product");
 }
 
-void wgrad_by_products(const mg_grouped_mm_wgrad_problem& p, const Partition& groups, const DeviceFacts& device,
+void wgrad_by_products(const mg_grouped_mm_wgrad_problem& given, const Partition& groups, const DeviceFacts& device,
                        bool by_torch) {
-  if (!groups.empty.empty()) {  // all of out, without any row: zeros
-    mg_grouped_mm_wgrad_problem nothing = p;
+  mg_grouped_mm_wgrad_problem p = given;
+  // Summed over B, the entries of B are more rows of the same product; the copies make them so.
+  const bool folded = p.sum_batch && p.batch > 1;
+  const bool x_copied = folded || !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
+  const bool gy_copied = folded || !readable(p.rows, p.outer, p.gy_stride[0], p.gy_stride[2]);
+  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, x_copied, p.host, p.stream);
+  const Readable gy(p.gy, p.gy_stride, p.rows, p.batch, p.outer, p.dtype, gy_copied, p.host, p.stream);
+  const int64_t matrix = p.inner * p.outer, batch = p.sum_batch ? 1 : p.batch, rows_each = folded ? p.batch : 1;
+  const bool direct =
+      p.out_dtype == p.dtype && (p.out_stride[3] == 1 || p.outer == 1) && (p.out_stride[2] >= p.outer || p.inner == 1);
+  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.groups.count * batch * matrix * dtype_bytes(p.dtype));
+  mg_grouped_mm_wgrad_problem to = p;  // where the sums are written
+  if (!direct) {
+    to.out = sums.as<void>();
+    to.out_dtype = p.dtype;
+    const int64_t stride[4] = {batch * matrix, matrix, p.outer, 1};
+    std::copy(stride, stride + 4, to.out_stride);
+  }
+  if (!groups.empty.empty()) {  // all of it, without any row: zeros
+    mg_grouped_mm_wgrad_problem nothing = to;
     const NoRows none(p.groups.count, p.host, p.stream);
     nothing.rows = 0;
     nothing.groups = none.get();
-    const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * static_cast<int64_t>(sizeof(int64_t)));
+    const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * kNumber);
     check_gpu(simt::wgrad(nothing, room.as<int64_t>(), p.stream), "the kernel that writes zeros");
   }
   std::vector<mg_matmul> products;
   for (const Block& g : groups.blocks) {
     mg_matmul m{};
-    m.batch = p.batch;
+    m.batch = batch;
     m.rows = p.inner;
-    m.inner = g.end - g.begin;
+    m.inner = (g.end - g.begin) * rows_each;
     m.cols = p.outer;
-    m.a = moved(p.x, g.begin * p.x_stride[0], p.dtype);
-    m.b = moved(p.gy, g.begin * p.gy_stride[0], p.dtype);
-    m.c = const_cast<char*>(moved(p.out, g.group * p.out_stride[0], p.out_dtype));
-    const int64_t a[3] = {p.x_stride[1], p.x_stride[2], p.x_stride[0]};
-    const int64_t b[3] = {p.gy_stride[1], p.gy_stride[0], p.gy_stride[2]};
-    const int64_t c[3] = {p.out_stride[1], p.out_stride[2], p.out_stride[3]};
-    for (int i = 0; i < 3; ++i) {
-      m.a_stride[i] = a[i];
-      m.b_stride[i] = b[i];
-      m.c_stride[i] = c[i];
-    }
+    m.a = moved(x.data, g.begin * x.stride[0], p.dtype);
+    m.b = moved(gy.data, g.begin * gy.stride[0], p.dtype);
+    m.c = const_cast<char*>(moved(to.out, g.group * to.out_stride[0], p.dtype));
+    set(m.a_stride, x.stride[1], x.stride[2], folded ? x.stride[1] : x.stride[0]);
+    set(m.b_stride, gy.stride[1], folded ? gy.stride[1] : gy.stride[0], gy.stride[2]);
+    set(m.c_stride, to.out_stride[1], to.out_stride[2], 1);
     m.dtype = p.dtype;
     products.push_back(m);
   }
   merge_equal(products, p.dtype);
-  multiply(products, p, device, by_torch);
+  multiply(products, to, device, by_torch);
+  if (!direct) check_gpu(simt::finish_wgrad(p, to.out, p.stream), "the kernel that ends a product");
 }
 
 }  // namespace multigemm

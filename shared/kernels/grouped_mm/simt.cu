@@ -68,13 +68,14 @@ int pack_as(const Packing& packing, void* stream) {
   return gpu::launch(transposed ? pack_transposed<T> : pack_rows<T>, blocks, kLineThreads, {stream}, packing);
 }
 
-struct BiasArguments {
+struct FinishRows {
   mg_grouped_mm_problem p;
   const int64_t* ends;
+  const void* sums;
 };
 
 template <class A>
-MG_KERNEL void bias_rows(BiasArguments a) {
+MG_KERNEL void finish_rows_of(FinishRows a) {
   const mg_grouped_mm_problem& p = a.p;
   const int64_t groups = p.groups.count, line = p.batch * p.outer;
   for (int64_t n = blockIdx.x; n < p.rows; n += gridDim.x) {
@@ -86,13 +87,34 @@ MG_KERNEL void bias_rows(BiasArguments a) {
       else
         low = middle + 1;
     }
-    if (low == groups) return;
+    const bool none = low == groups;
+    if (none && !a.sums) return;
     for (int64_t i = threadIdx.x; i < line; i += blockDim.x) {
       const int64_t b = i / p.outer, m = i % p.outer;
       const int64_t at = n * p.out_stride[0] + b * p.out_stride[1] + m * p.out_stride[2];
       const int64_t from = low * p.bias_stride[0] + b * p.bias_stride[1] + m * p.bias_stride[2];
-      store<A>(p.out, p.out_dtype, at, load<A>(p.out, p.out_dtype, at) + load<A>(p.bias, p.dtype, from));
+      A value = A(0);
+      if (!none) value = a.sums ? load<A>(a.sums, p.dtype, n * line + i) : load<A>(p.out, p.out_dtype, at);
+      if (!none && p.bias) value += load<A>(p.bias, p.dtype, from);
+      store<A>(p.out, p.out_dtype, at, value);
     }
+  }
+}
+
+struct FinishWgrad {
+  mg_grouped_mm_wgrad_problem p;
+  const void* sums;
+};
+
+template <class A>
+MG_KERNEL void finish_wgrad_of(FinishWgrad a) {
+  const mg_grouped_mm_wgrad_problem& p = a.p;
+  const int64_t batch = p.sum_batch ? 1 : p.batch, lines = p.groups.count * batch * p.inner;
+  for (int64_t line = blockIdx.x; line < lines; line += gridDim.x) {
+    const int64_t k = line % p.inner, b = line / p.inner % batch, g = line / p.inner / batch;
+    const int64_t at = g * p.out_stride[0] + b * p.out_stride[1] + k * p.out_stride[2];
+    for (int64_t m = threadIdx.x; m < p.outer; m += blockDim.x)
+      store<A>(p.out, p.out_dtype, at + m * p.out_stride[3], load<A>(a.sums, p.dtype, line * p.outer + m));
   }
 }
 
@@ -132,11 +154,19 @@ int pack(const Packing& packing, void* stream) {
   }
 }
 
-int add_bias(const mg_grouped_mm_problem& p, const int64_t* ends, void* stream) {
+int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, void* stream) {
+  const FinishRows arguments{p, ends, sums};
   const int64_t blocks = p.rows < kMostBlocks ? p.rows : kMostBlocks;
-  const BiasArguments arguments{p, ends};
-  return p.dtype == MG_FLOAT64 ? gpu::launch(bias_rows<double>, blocks, kLineThreads, {stream}, arguments)
-                               : gpu::launch(bias_rows<float>, blocks, kLineThreads, {stream}, arguments);
+  const bool wide = p.dtype == MG_FLOAT64;
+  return gpu::launch(wide ? finish_rows_of<double> : finish_rows_of<float>, blocks, kLineThreads, {stream}, arguments);
+}
+
+int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, void* stream) {
+  const FinishWgrad arguments{p, sums};
+  const int64_t lines = p.groups.count * (p.sum_batch ? 1 : p.batch) * p.inner;
+  const bool wide = p.dtype == MG_FLOAT64;
+  return gpu::launch(wide ? finish_wgrad_of<double> : finish_wgrad_of<float>, lines < kMostBlocks ? lines : kMostBlocks,
+                     kLineThreads, {stream}, arguments);
 }
 
 }  // namespace simt

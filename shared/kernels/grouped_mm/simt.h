@@ -31,8 +31,12 @@ struct Packing {
 };
 int pack(const Packing& packing, void* stream);
 
-// out[n, b, m] += bias[g(n), b, m] with one rounding; ends [G] on the device.
-int add_bias(const mg_grouped_mm_problem& p, const int64_t* ends, void* stream);
+// out[n, b, m] = sums[n, b, m] + bias[g(n), b, m] with one rounding, zeros in rows of no group; ends [G] on the device,
+// bias may be absent. `sums` is contiguous and of the operands' dtype; null: out itself, whose other rows stay.
+int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, void* stream);
+
+// out[g, b, k, m] = sums[g, b, k, m], contiguous and of the operands' dtype.
+int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, void* stream);
 
 }  // namespace simt
 }  // namespace multigemm
