@@ -14,9 +14,9 @@ using sm90::RowsShared;
 
 bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
 
-// A stride that a tensor map can hold; a dimension of one element has none.
+// A stride that a tensor map can hold: an expanded dimension has none, one of one element needs none.
 bool mappable(int64_t size, int64_t stride) {
-  return size == 1 || (stride >= 0 && stride % 8 == 0 && stride < (int64_t{1} << 38));
+  return size == 1 || (stride > 0 && stride % 8 == 0 && stride < (int64_t{1} << 38));
 }
 
 // w as the map sees it: contiguous along M, or along K.
