@@ -5,8 +5,10 @@
 
 #include <stdint.h>
 
-#if defined(__HIPCC__) || defined(__HIP__)
-#include <hip/hip_runtime.h>
+#if defined(__HIP__)
+#include <string.h>
+
+#include "vendor/hip_api.h"
 #define MG_GPU 1
 #elif defined(__CUDACC__)
 #include <cuda_runtime.h>
@@ -23,14 +25,6 @@
 namespace multigemm {
 namespace gpu {
 
-#if defined(__HIPCC__) || defined(__HIP__)
-typedef hipStream_t Stream;
-inline int last_error() { return static_cast<int>(hipGetLastError()); }
-#else
-typedef cudaStream_t Stream;
-inline int last_error() { return static_cast<int>(cudaGetLastError()); }
-#endif
-
 struct Queue {
   void* stream;
 };
@@ -39,8 +33,15 @@ struct Queue {
 template <class Arguments>
 int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
   const unsigned grid = static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff);
-  kernel<<<grid, threads, 0, static_cast<Stream>(queue.stream)>>>(arguments);
-  return last_error();
+#if defined(__HIP__)
+  void* values[] = {const_cast<Arguments*>(&arguments)};
+  return hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, static_cast<unsigned>(threads), values, 0,
+                         static_cast<hipStream_t>(queue.stream));
+#else
+  const cudaStream_t stream = static_cast<cudaStream_t>(queue.stream);
+  kernel<<<grid, threads, 0, stream>>>(arguments);
+  return static_cast<int>(cudaGetLastError());
+#endif
 }
 
 }  // namespace gpu
