@@ -53,11 +53,15 @@ int launch(void (*kernel)(Call), int threads, int work_bytes, int64_t blocks, in
            const DeviceFacts& device, cudaStream_t stream) {
   const int bytes = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(call.p.groups.count));
   if (bytes > 48 * 1024 - 1024) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    // The same for every call of a kernel: another thread may be between this line and its launch.
+    const int most = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(kMostBlockGroups));
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   most < device.shared_bytes ? most : device.shared_bytes);
     if (error != cudaSuccess) return static_cast<int>(error);
   }
-  const int64_t most = blocks_each * device.multiprocessors;
-  kernel<<<static_cast<unsigned>(blocks < most ? blocks : most), threads, static_cast<size_t>(bytes), stream>>>(call);
+  const int64_t resident = blocks_each * device.multiprocessors;
+  kernel<<<static_cast<unsigned>(blocks < resident ? blocks : resident), threads, static_cast<size_t>(bytes), stream>>>(
+      call);
   return static_cast<int>(cudaGetLastError());
 }
 
