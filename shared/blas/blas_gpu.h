@@ -1,6 +1,7 @@
-// Matrix products on a GPU by the BLAS this library links.
+// Matrix products on a GPU by the BLAS that this library links, or finds in the process.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "blas/handles.h"
@@ -9,6 +10,13 @@
 namespace multigemm {
 
 void check_blas(int status, const char* what);
+
+// "" if there is a BLAS, else why not: a library that is linked is there.
+#if defined(MG_HIP)
+std::string blas_refusal();
+#else
+inline std::string blas_refusal() { return ""; }
+#endif
 
 // c[i] = a[i] b[i] (+ c[i] if accumulate); a and b have a unit row or column stride, c a unit column stride, and no
 // size passes 2^31 - 1. The dtype is any of the four; halves are summed in float32.
@@ -21,7 +29,7 @@ bool has_grouped_products();
 void blas_products(const std::vector<mg_matmul>& products, int32_t precision, int64_t* room,
                    const BorrowedHandle& handle, void* stream);
 
-// Of the library that is loaded: 130002 is 13.0.2. Needs no device.
+// Of the library that is loaded: 130002 is 13.0.2; 0 if it does not tell. Needs no device.
 int64_t blas_version();
 
 }  // namespace multigemm

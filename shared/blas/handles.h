@@ -10,6 +10,13 @@ struct cublasContext;
 
 namespace multigemm {
 
+// What a handle of the vendor's library points to.
+#if defined(MG_HIP)
+typedef void BlasContext;
+#else
+typedef ::cublasContext BlasContext;
+#endif
+
 // A handle for this scope, set to a stream, with a workspace from the caller's allocator. Stream, workspace and math
 // mode are set at each borrow, so a handle carries nothing from one call to the next.
 class BorrowedHandle {
@@ -18,16 +25,23 @@ class BorrowedHandle {
   ~BorrowedHandle();
   BorrowedHandle(const BorrowedHandle&) = delete;
   BorrowedHandle& operator=(const BorrowedHandle&) = delete;
-  cublasContext* get() const { return handle_; }
+  BlasContext* get() const { return handle_; }
 
  private:
   DeviceMemory workspace_;
   int ordinal_;
   void* stream_;
-  cublasContext* handle_;
+  BlasContext* handle_;
 };
 
 // How many handles wait in the pool now.
 int64_t idle_handles();
+
+// What the pool asks of the vendor's library; each returns 0 or its status.
+int create_handle(BlasContext** handle);
+int destroy_handle(BlasContext* handle);
+int set_stream(BlasContext* handle, void* stream);
+int set_workspace(BlasContext* handle, void* memory, int64_t bytes);
+int64_t workspace_bytes(const DeviceFacts& device);
 
 }  // namespace multigemm

@@ -1,12 +1,13 @@
 # multigemm_add_backend(NAME cpu KIND cpu SOURCES ...): the libraries of one backend with its backend.json.
 #
 #   NAME           suffix of the library, of its exported mg_* functions and of the import package multigemm_<NAME>
-#   KIND           cpu or cuda; a cuda backend has MG_CUDA=1 defined and its own static copy of the CUDA runtime
+#   KIND           cpu, cuda or rocm; a cuda backend has MG_CUDA=1 defined and its own static copy of the CUDA runtime,
+#                  a rocm one MG_HIP=1, and neither links nor needs anything of ROCm
 #   MAJOR          of a cuda backend, the toolkit's major, which is in its libraries' names
 #   SOURCES        files under shared/ of the core, each compiled once; it needs no PyTorch
 #   BINDING        files under shared/ of the second library, which registers the core with PyTorch
 #   LEVELS         x86-64 levels for kernels/grouped_mm/cpu_level.cpp, compiled once for each
-#   ARCHITECTURES  of a cuda backend, by CUDA's names: machine code for sm_90a, PTX for compute_120
+#   ARCHITECTURES  of a cuda backend, by CUDA's names: machine code for sm_90a, PTX for compute_120; of a rocm one gfx942
 #   INCLUDES       more folders of headers
 #   RPATH          folders, relative to the library, of the vendor libraries in other wheels
 #   NEEDED         vendor libraries to link, by path
@@ -99,6 +100,52 @@ function(multigemm_add_cuda_sources target)
   endforeach()
 endfunction()
 
+# The clang that compiles kernels for AMD. No ROCm is needed: kernels read shared/vendor/hip_api.h and call no library.
+function(multigemm_find_hip_compiler out)
+  set(compiler "${MULTIGEMM_HIP_COMPILER}")
+  if(NOT compiler)
+    set(compiler "$ENV{MULTIGEMM_HIP_COMPILER}")
+  endif()
+  if(NOT compiler)
+    find_program(found_hip_compiler NAMES clang++-19 amdclang++ HINTS /opt/rocm/bin NO_CACHE)
+    set(compiler "${found_hip_compiler}")
+  endif()
+  if(NOT compiler)
+    message(FATAL_ERROR
+      "No clang for AMD GPUs was found. Install Debian's clang-19, clang-tools-19 and lld-19, or set "
+      "MULTIGEMM_HIP_COMPILER to a clang++ of version 19 or newer.")
+  endif()
+  foreach(program IN ITEMS lld clang-offload-bundler)
+    execute_process(COMMAND "${compiler}" -print-prog-name=${program}
+                    OUTPUT_VARIABLE path OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(NOT IS_ABSOLUTE "${path}")
+      message(FATAL_ERROR "${compiler} has no ${program}: of Debian's packages, lld-19 and clang-tools-19 bring them.")
+    endif()
+  endforeach()
+  set(${out} "${compiler}" PARENT_SCOPE)
+endfunction()
+
+# Objects of a backend's kernels for AMD, each with the machine code for all architectures, linked into it.
+function(multigemm_add_hip_sources target)
+  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS" ${ARGN})
+  multigemm_find_hip_compiler(compiler)
+  list(TRANSFORM arg_ARCHITECTURES PREPEND --offload-arch=)
+  list(TRANSFORM arg_INCLUDES PREPEND -I)
+  list(TRANSFORM arg_DEFINITIONS PREPEND -D)
+  foreach(source IN LISTS arg_SOURCES)
+    get_filename_component(stem "${source}" NAME_WE)
+    set(object "${CMAKE_CURRENT_BINARY_DIR}/hip/${stem}.o")
+    file(MAKE_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}/hip")
+    add_custom_command(
+      OUTPUT "${object}"
+      COMMAND "${compiler}" -x hip ${arg_ARCHITECTURES} -nogpuinc -nogpulib -mcode-object-version=5 -std=c++17 -O3
+              -DNDEBUG -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra ${arg_INCLUDES}
+              ${arg_DEFINITIONS} -MD -MT "${object}" -MF "${object}.d" -c "${source}" -o "${object}"
+      DEPENDS "${source}" DEPFILE "${object}.d" VERBATIM)
+    target_sources(${target} PRIVATE "${object}")
+  endforeach()
+endfunction()
+
 function(multigemm_add_backend)
   cmake_parse_arguments(arg "" "NAME;KIND;MAJOR;INFO" "SOURCES;BINDING;LEVELS;ARCHITECTURES;RPATH;NEEDED;INCLUDES" ${ARGN})
   file(STRINGS "${MULTIGEMM_SHARED}/version.txt" version LIMIT_COUNT 1)
@@ -114,8 +161,8 @@ function(multigemm_add_backend)
   set(level_targets "")
   list(TRANSFORM arg_SOURCES PREPEND "${MULTIGEMM_SHARED}/")
   list(TRANSFORM arg_BINDING PREPEND "${MULTIGEMM_SHARED}/")
-  set(cuda_sources ${arg_SOURCES})
-  list(FILTER cuda_sources INCLUDE REGEX "\\.cu$")
+  set(kernel_sources ${arg_SOURCES})
+  list(FILTER kernel_sources INCLUDE REGEX "\\.cu$")
   list(FILTER arg_SOURCES EXCLUDE REGEX "\\.cu$")
   # The core needs no PyTorch, so that arrays of other libraries reach it without one; the binding links the core.
   set(binding ${target}_torch)
@@ -149,9 +196,15 @@ function(multigemm_add_backend)
     find_package(CUDAToolkit REQUIRED)
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
-    multigemm_add_cuda_sources(${target} SOURCES ${cuda_sources} ARCHITECTURES ${arg_ARCHITECTURES}
+    multigemm_add_cuda_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
       INCLUDES ${includes} DEFINITIONS ${definitions})
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
+  elseif(arg_KIND STREQUAL "rocm")
+    list(APPEND definitions MG_HIP=1)
+    multigemm_add_hip_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
+      INCLUDES ${includes} DEFINITIONS ${definitions})
+    # The runtime keeps pointers into the library, which therefore stays.
+    target_link_options(${target} PRIVATE LINKER:-z,nodelete)
   endif()
   # 2.10 is 0x020A: computed, because a hexadecimal 10 (0x0210) would mean 2.16.
   target_compile_definitions(${target} PRIVATE ${definitions})

@@ -93,6 +93,7 @@ std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, cons
 template <class Problem>
 std::string products_refusal(Kernel kernel, const Problem& p, const SizesFacts& sizes) {
   if (kernel == Kernel::torch && !sizes.has_host_matmul) return "the caller lends no matrix product of its own";
+  if (kernel == Kernel::blas && !sizes.no_blas.empty()) return sizes.no_blas;
   if (p.inner == 0) return "K is 0, which is no product";
   if (!sizes.on_host && sizes.capturing)
     return "it needs the group sizes on the host, and a graph is being captured; give them as a CPU tensor";

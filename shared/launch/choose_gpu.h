@@ -16,6 +16,7 @@ struct SizesFacts {
   int64_t present = 0;  // groups with rows; only if on_host
   bool capturing = false;
   bool has_host_matmul = false;
+  std::string no_blas = {};  // why there is no BLAS, if so
 };
 
 struct Choice {

@@ -1,6 +1,7 @@
 // grouped_mm on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
 #include <optional>
 
+#include "blas/blas_gpu.h"
 #include "kernels/grouped_mm/rows_sm80.h"
 #include "kernels/grouped_mm/rows_sm90.h"
 #include "kernels/grouped_mm/simt.h"
@@ -38,6 +39,7 @@ SizesFacts facts_of(const mg_grouped_mm_problem& p, const mg_grouped_mm_problem&
   // Asked only where the answer matters: it costs host time.
   if (by_products(p) && !facts.on_host && asks_stream) facts.capturing = is_capturing(p.stream);
   facts.has_host_matmul = p.host && p.host->matmul;
+  if (asks_stream) facts.no_blas = blas_refusal();
   return facts;
 }
 

@@ -1,6 +1,7 @@
 // grouped_mm_wgrad on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
 #include <optional>
 
+#include "blas/blas_gpu.h"
 #include "kernels/grouped_mm/simt.h"
 #include "kernels/grouped_mm/wgrad_sm80.h"
 #include "kernels/grouped_mm/wgrad_sm90.h"
@@ -36,6 +37,7 @@ SizesFacts facts_of(const mg_grouped_mm_wgrad_problem& p, const mg_grouped_mm_wg
   const bool by_products = p.implementation == MG_BLAS || p.implementation == MG_TORCH;
   if (by_products && !facts.on_host && asks_stream) facts.capturing = is_capturing(p.stream);
   facts.has_host_matmul = p.host && p.host->matmul;
+  if (asks_stream) facts.no_blas = blas_refusal();
   return facts;
 }
 

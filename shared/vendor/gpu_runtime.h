@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #if defined(MG_HIP)
-#include <hip/hip_runtime_api.h>
+#include "vendor/hip_api.h"
 #define MG_RUNTIME(name) hip##name
 #else
 #include <cuda_runtime_api.h>

@@ -78,7 +78,7 @@ def test_vendors_are_named_in_one_place_only():
     for path in files(ROOT / "shared"):
         if path.suffix not in CPP or allowed in path.parents or ONE_ARCHITECTURE.search(path.stem):
             continue
-        if path.parent.name == "blas" and path.stem.endswith("_cuda"):  # one vendor's BLAS, in its own types
+        if path.parent.name == "blas" and path.stem.endswith(("_cuda", "_hip")):  # one vendor's BLAS
             continue
         names = vendor_names(path.read_text(encoding="utf-8"))
         if names:

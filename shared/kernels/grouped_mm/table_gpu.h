@@ -16,7 +16,9 @@ struct KernelRow {
 };
 
 inline constexpr KernelRow kKernels[] = {
+#if !defined(MG_HIP)  // which has kernels/grouped_mm/none_gfx.cpp in place of these
     {Kernel::sm90, MG_NATIVE, "rows_sm90", "wgrad_sm90"}, {Kernel::sm80, MG_NATIVE, "rows_sm80", "wgrad_sm80"},
+#endif
     {Kernel::simt, MG_SIMT, "rows_simt", "wgrad_simt"},   {Kernel::blas, MG_BLAS, "blas", "blas"},
     {Kernel::torch, MG_TORCH, "torch", "torch"},
 };
