@@ -28,23 +28,26 @@ template <class T>
 int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
   constexpr int kBlocks = 4, kWarps = kShortThreads / 32;
   const mg_grouped_mm_problem& p = call.p;
-  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, 32 * ShortWork<T>::kRun));
+  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, 32 * RowsShortWork<T>::kRun));
   call.tiles_each = call.column_tiles * p.batch;
   call.tile_rows = kShortRows;
-  // Fewer rows at once if that gives all warps work.
-  while (call.tile_rows > 16 &&
-         ceil_div(p.rows, call.tile_rows) * call.tiles_each < kBlocks * kWarps * device.multiprocessors)
-    call.tile_rows /= 2;
+  const int64_t warps = int64_t{kBlocks} * kWarps * device.multiprocessors;
   const int64_t units = most_row_tiles(p.rows, p.groups.count, call.tile_rows) * call.tiles_each;
-  return launch(rows_short_sm80<T>, kShortThreads, sizeof(ShortWork<T>) * kWarps, ceil_div(units, kWarps), kBlocks,
-                call, device, stream);
+  int64_t blocks = ceil_div(units, kWarps);
+  if (units < 6 * warps) {  // too few to spread evenly
+    const int64_t total = p.rows * call.tiles_each, share = ceil_div(total, warps) > 8 ? ceil_div(total, warps) : 8;
+    call.share = static_cast<uint32_t>(share);
+    blocks = ceil_div(ceil_div(total, share), kWarps);
+  }
+  return launch(rows_short_sm80<T>, kShortThreads, sizeof(RowsShortWork<T>) * kWarps, blocks, kBlocks, call, device,
+                stream);
 }
 
 template <class T, int kK>
 int launch_thin(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
-  constexpr int kBlocks = Thin<T, kK>::kBlocks;
+  constexpr int kBlocks = RowsThin<T, kK>::kBlocks;
   const mg_grouped_mm_problem& p = call.p;
-  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, Thin<T, kK>::kRun));
+  call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, RowsThin<T, kK>::kRun));
   const int64_t warps = ceil_div(p.batch * call.column_tiles, 32);
   call.column_warps = warps >= 4 ? 4 : warps >= 2 ? 2 : 1;
   call.tiles_each = ceil_div(warps, call.column_warps);
@@ -61,7 +64,7 @@ int launch_small(RowsCall& call, const DeviceFacts& device, cudaStream_t stream)
   const mg_grouped_mm_problem& p = call.p;
   const bool few_units = p.rows < (int64_t{1} << 29) / p.batch / ceil_div(p.outer, 64);
   // A warp's 512 bytes of columns of one b would be half empty.
-  if (p.inner <= kShortK && p.outer <= 8 * ShortWork<T>::kRun && p.batch >= 8 && p.batch < 1 << 24) {
+  if (p.inner <= kShortK && p.outer <= 8 * RowsShortWork<T>::kRun && p.batch >= 8 && p.batch < 1 << 24) {
     if (p.inner <= 4) return launch_thin<T, 4>(call, device, stream);
     if (p.inner <= 8) return launch_thin<T, 8>(call, device, stream);
     return launch_thin<T, 16>(call, device, stream);

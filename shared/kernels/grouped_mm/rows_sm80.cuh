@@ -15,6 +15,7 @@ struct RowsCall {
   int64_t tiles_each;     // column tiles times B: tiles for one row tile
   int32_t column_tiles;   // of one b
   int32_t tile_rows;      // of the kernels for short and thin matrices
+  uint32_t share;         // of one warp, if it is given its part of all rows and columns at once; else 0
   int32_t column_warps;   // of a block's warps, how many lie side by side; the others take other rows
   bool x_wide, out_wide;  // 16-byte accesses
   bool w_wide;            // along the unit stride
@@ -24,6 +25,19 @@ struct RowsCall {
 // Block-wide shared memory: `bytes` of work, then the groups' ends and the scan's scratch.
 MG_DEVICE int32_t* ends_after(unsigned char* shared, int64_t bytes) {
   return reinterpret_cast<int32_t*>(shared + bytes);
+}
+
+// The first group that ends past row n, or G.
+MG_DEVICE int first_past(const int32_t* ends, int groups, int64_t n) {
+  int low = 0, high = groups;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (ends[middle] > n)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  return low;
 }
 
 // Any K and M: tiles through shared memory, rows of neighbouring tiles in bands that share w in the L2 cache.
@@ -47,7 +61,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void rows_tile_sm80(
   constexpr int kBand = 8;
   TileWalk walk{ends, groups, static_cast<int32_t>(p.rows), Tile::kM};
   RowTile tile;
-  for (int64_t t = blockIdx.x; walk.find(t / call.tiles_each, tile); t += gridDim.x) {
+  for (int64_t t = blockIdx.x; walk.find(static_cast<int32_t>(t / call.tiles_each), tile); t += gridDim.x) {
     int64_t at = t - tile.tiles_before * call.tiles_each;
     const int64_t band = at / (kBand * call.tiles_each), height = (tile.end - tile.begin + Tile::kM - 1) / Tile::kM;
     at -= band * kBand * call.tiles_each;
@@ -94,7 +108,7 @@ constexpr int kShortStages = 6;    // of as many rows in flight
 
 // Of one warp: the columns of w, and a ring of rows of x.
 template <class T>
-struct ShortWork {
+struct RowsShortWork {
   static constexpr int kRun = 16 / static_cast<int>(sizeof(T));
   T w[kShortK][32 * kRun];
   T x[kShortStages][kShortTogether][kShortK];
@@ -105,11 +119,11 @@ struct ShortWork {
 // rows are on their way meanwhile.
 template <class T>
 __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid_constant__ RowsCall call) {
-  constexpr int kRun = ShortWork<T>::kRun;
+  constexpr int kRun = RowsShortWork<T>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  ShortWork<T>& work = reinterpret_cast<ShortWork<T>*>(shared)[warp];
-  int32_t* ends = ends_after(shared, sizeof(ShortWork<T>) * (kShortThreads / 32));
+  RowsShortWork<T>& work = reinterpret_cast<RowsShortWork<T>*>(shared)[warp];
+  int32_t* ends = ends_after(shared, sizeof(RowsShortWork<T>) * (kShortThreads / 32));
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
   block_group_ends(p.groups, p.rows, ends + 32, ends);
@@ -120,15 +134,41 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
     int64_t first, m;
   };
   const uint32_t each = static_cast<uint32_t>(call.tiles_each), step = gridDim.x * (kShortThreads / 32);
-  const auto find = [&](TileWalk& walk, uint32_t t, Unit& unit) {
-    const uint32_t row_tile = t / each, at = t - row_tile * each;
-    RowTile tile;
-    if (!walk.find(row_tile, tile)) return false;
-    unit.group = tile.group;
-    unit.b = static_cast<int>(at / static_cast<uint32_t>(call.column_tiles));
-    unit.m = static_cast<int64_t>(at - unit.b * call.column_tiles) * (32 * kRun) + lane * kRun;
-    unit.first = tile.begin + (row_tile - tile.tiles_before) * call.tile_rows;
-    unit.rows = static_cast<int>(tile.end - unit.first < call.tile_rows ? tile.end - unit.first : call.tile_rows);
+  // Where a warp is: at a row tile of the walk and one of its columns, or within its share. There a position counts the
+  // rows of a group for each of its columns in turn, so that w changes as seldom as can be.
+  struct Cursor {
+    TileWalk walk;
+    uint32_t at;
+  };
+  const uint32_t warp_number = blockIdx.x * (kShortThreads / 32) + warp;
+  const uint32_t share_total = static_cast<uint32_t>(p.rows) * each, share_at = warp_number * call.share;
+  const uint32_t share_end = share_at + call.share < share_total ? share_at + call.share : share_total;
+  const auto next_unit = [&](Cursor& cursor, Unit& unit) {
+    uint32_t column;
+    if (call.share) {
+      if (cursor.at >= share_end) return false;
+      const int g = first_past(ends, groups, cursor.at / each);
+      const uint32_t begin = g > 0 ? ends[g - 1] : 0, rows = (g < groups ? ends[g] : p.rows) - begin;
+      const uint32_t local = cursor.at - begin * each;
+      column = local / rows;
+      const uint32_t row = local - column * rows;
+      const uint32_t left = rows - row < share_end - cursor.at ? rows - row : share_end - cursor.at;
+      unit.group = g;
+      unit.first = begin + row;
+      unit.rows = static_cast<int>(left);
+      cursor.at += left;
+    } else {
+      const uint32_t row_tile = cursor.at / each;
+      RowTile tile;
+      if (!cursor.walk.find(row_tile, tile)) return false;
+      column = cursor.at - row_tile * each;
+      unit.group = tile.group;
+      unit.first = tile.begin + (row_tile - tile.tiles_before) * call.tile_rows;
+      unit.rows = static_cast<int>(tile.end - unit.first < call.tile_rows ? tile.end - unit.first : call.tile_rows);
+      cursor.at += step;
+    }
+    unit.b = static_cast<int>(column / static_cast<uint32_t>(call.column_tiles));
+    unit.m = static_cast<int64_t>(column - unit.b * call.column_tiles) * (32 * kRun) + lane * kRun;
     return true;
   };
   const auto columns_left = [&](const Unit& unit) {
@@ -138,19 +178,18 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
   // The rows ahead: each lane copies one piece of the rows of a stage, 16 bytes or one element.
   const int piece = call.x_wide ? kRun : 1, pieces = kShortK / piece;
   const int x_row = lane / pieces, x_at = lane % pieces * piece;
-  uint32_t t_ahead = blockIdx.x * (kShortThreads / 32) + warp;
-  TileWalk walk_ahead{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows};
+  Cursor ahead{TileWalk{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows},
+               call.share ? share_at : warp_number};
   int left_ahead = 0;
   bool copies = false;
   const T* x_ahead = nullptr;
   const auto open_ahead = [&] {
     Unit unit;
     left_ahead = 0;
-    if (!find(walk_ahead, t_ahead, unit)) return;
+    if (!next_unit(ahead, unit)) return;
     left_ahead = unit.rows;
     copies = unit.group < groups && x_at < inner;
     x_ahead = static_cast<const T*>(p.x) + (unit.first + x_row) * p.x_stride[0] + unit.b * p.x_stride[1] + x_at;
-    t_ahead += step;
   };
   const auto fetch = [&](int slot) {
     if (left_ahead > 0) {
@@ -178,10 +217,9 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
     }
   };
 
-  uint32_t t = t_ahead;
-  TileWalk walk = walk_ahead;
+  Cursor cursor = ahead;
   Unit next;
-  bool more = find(walk, t, next);
+  bool more = next_unit(cursor, next);
   if (more) fetch_w(next);
   open_ahead();
 #pragma unroll
@@ -204,8 +242,7 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
 #pragma unroll
     for (int i = 0; i < kRun; ++i) bias[i] = biased && i < count ? bias_at[(next.m + i) * p.bias_stride[2]] : T(0);
     __syncwarp();
-    t += step;
-    more = find(walk, t, next);
+    more = next_unit(cursor, next);
     if (more) fetch_w(next);
     fetches = 0;
 
@@ -243,39 +280,30 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
 
 constexpr int kThinThreads = 128;
 
-// The first group that ends past row n, or G.
-MG_DEVICE int first_past(const int32_t* ends, int groups, int64_t n) {
-  int low = 0, high = groups;
-  while (low < high) {
-    const int middle = (low + high) / 2;
-    if (ends[middle] > n)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low;
-}
-
 template <class T, int kK>
-struct Thin {
+struct RowsThin {
   static constexpr int kBytes = kK * static_cast<int>(sizeof(T));          // of a row of x for one b
   static constexpr int kRun = 16 / static_cast<int>(sizeof(T));            // columns of one thread
   static constexpr int kUnroll = kBytes == 16 ? 8 : kBytes == 32 ? 4 : 2;  // rows in flight
   static constexpr int kBlocks = kK == 4 ? 6 : kBytes <= 64 ? 4 : 2;
+  // Code for older architectures needs a few registers more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr int kLeastBlocks = kBlocks > 2 ? kBlocks - 1 : kBlocks;
+#else
+  static constexpr int kLeastBlocks = kBlocks;
+#endif
 };
 
 // K <= kK and few columns: lanes lie along B, and along columns in runs of kRun, so that a warp streams whole lines
 // of rows; each thread keeps its part of its matrix in registers. A block has a range of rows, whatever their groups.
 template <class T, int kK>
 __global__ __launch_bounds__(kThinThreads,
-                             Thin<T, kK>::kBlocks) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
-  constexpr int kUnroll = Thin<T, kK>::kUnroll, kRun = Thin<T, kK>::kRun;
+                             RowsThin<T, kK>::kLeastBlocks) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
+  constexpr int kUnroll = RowsThin<T, kK>::kUnroll, kRun = RowsThin<T, kK>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
   int32_t* ends = ends_after(shared, 0);
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int row_step = kThinThreads / 32 / call.column_warps, first = warp / call.column_warps;
@@ -283,10 +311,18 @@ __global__ __launch_bounds__(kThinThreads,
   const uint32_t range = blockIdx.x / each;
   const uint32_t along = ((blockIdx.x - range * each) * call.column_warps + warp % call.column_warps) * 32 + lane;
   const int64_t b = along / parts, m = along % parts * kRun;
-  if (b >= p.batch) return;
-  const int count = static_cast<int>(p.outer - m < kRun ? p.outer - m : kRun);
   int64_t n0 = static_cast<int64_t>(range) * call.tile_rows;
   const int64_t range_end = n0 + call.tile_rows < p.rows ? n0 + call.tile_rows : p.rows;
+  if (b < p.batch &&
+      along % (128 / (RowsThin<T, kK>::kRun * sizeof(T))) == 0)  // under way while the groups are counted
+    for (int64_t n = n0 + first; n < range_end; n += row_step) {
+      const T* line = static_cast<const T*>(p.x) + n * p.x_stride[0] + b * p.x_stride[1];
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+    }
+  block_group_ends(p.groups, p.rows, ends + 32, ends);
+  ends += 32;
+  if (b >= p.batch) return;
+  const int count = static_cast<int>(p.outer - m < kRun ? p.outer - m : kRun);
   int g = first_past(ends, groups, n0);
   for (int rows; n0 < range_end; n0 += rows, ++g) {  // the part of each group in the range
     const bool in_group = g < groups;
@@ -322,14 +358,14 @@ __global__ __launch_bounds__(kThinThreads,
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const bool inside = in_group && row + u * row_step < rows;
-        const T* at = x + u * x_step;
         if (call.x_wide) {
 #pragma unroll
-          for (int k = 0; k < kK; k += kRun) load_sixteen<From::kStreamed>(left[u] + k, at + k, inside && k < inner);
+          for (int k = 0; k < kK; k += kRun) load_sixteen<From::kStreamed>(left[u] + k, x + k, inside && k < inner);
         } else {
 #pragma unroll
-          for (int k = 0; k < kK; ++k) left[u][k] = inside && k < inner ? at[k] : T(0);
+          for (int k = 0; k < kK; ++k) left[u][k] = inside && k < inner ? x[k] : T(0);
         }
+        x += x_step;
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -340,10 +376,9 @@ __global__ __launch_bounds__(kThinThreads,
           for (int i = 0; i < kRun; ++i) sums[i] += left[u][k] * w[k][i];
 #pragma unroll
         for (int i = 0; i < kRun; ++i) sums[i] += bias[i];
-        if (row + u * row_step < rows) store_either<T, kRun>(p.out, to + u * to_step, same, sums, count, call.out_wide);
+        if (row + u * row_step < rows) store_either<T, kRun>(p.out, to, same, sums, count, call.out_wide);
+        to += to_step;
       }
-      x += kUnroll * x_step;
-      to += kUnroll * to_step;
     }
   }
 }

@@ -183,7 +183,16 @@ struct Operand {
       const uint32_t* words = reinterpret_cast<const uint32_t*>(from - odd);
       uint32_t raw[5];
 #pragma unroll
-      for (int k = 0; k < 5; ++k) raw[k] = there > 0 && 2 * k - odd < there ? __ldg(words + k) : 0;
+      for (int k = 0; k < 5; ++k) {  // never a byte outside the line
+        const int low = 2 * k - odd, high = low + 1;
+        raw[k] = 0;
+        if (low >= 0 && high < there)
+          raw[k] = __ldg(words + k);
+        else if (low >= 0 && low < there)
+          raw[k] = __ldg(reinterpret_cast<const uint16_t*>(from) + low);
+        else if (high >= 0 && high < there)
+          raw[k] = static_cast<uint32_t>(__ldg(reinterpret_cast<const uint16_t*>(from) + high)) << 16;
+      }
       uint32_t out[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
@@ -484,7 +493,7 @@ MG_DEVICE void tile_product(const Source<typename Tile::T>& a, const Source<type
 struct RowTile {
   int group;
   int32_t begin, end;    // of the group
-  int64_t tiles_before;  // row tiles of earlier groups
+  int32_t tiles_before;  // row tiles of earlier groups
 };
 
 // Walks row tiles in increasing order, a warp at a time, 32 groups a step.
@@ -494,10 +503,10 @@ struct TileWalk {
   int32_t rows;
   int tile_rows;
   int base = 0;
-  int64_t before = 0;
+  int32_t before = 0;
 
   // The group of row tile `wanted`, which must not decrease between calls; false past the last.
-  MG_DEVICE bool find(int64_t wanted, RowTile& found) {
+  MG_DEVICE bool find(int32_t wanted, RowTile& found) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; base <= groups; base += 32) {
       const int g = base + lane;

@@ -29,15 +29,23 @@ int launch_tile(WgradCall& call, const DeviceFacts& device, cudaStream_t stream)
 
 template <class T, bool kNarrowX>
 int launch_short(WgradCall& call, const DeviceFacts& device, cudaStream_t stream) {
-  constexpr int kRun = ShortWork<T>::kRun, kBlocks = 4, kWarps = kShortThreads / 32;
-  constexpr int kWork = static_cast<int>(sizeof(ShortWork<T>) * kWarps + sizeof(T) * 2 * kShortWidth * kRun * 32);
+  constexpr int kRun = WgradShortWork<T>::kRun, kBlocks = 4, kWarps = kShortThreads / 32;
+  constexpr int kWork = static_cast<int>(sizeof(WgradShortWork<T>) * kWarps + sizeof(T) * 2 * kShortWidth * kRun * 32);
   const mg_grouped_mm_wgrad_problem& p = call.p;
   const int32_t tiles = static_cast<int32_t>(ceil_div(kNarrowX ? p.outer : p.inner, 32 * kRun));
   call.k_tiles = kNarrowX ? 1 : tiles;
   call.m_tiles = kNarrowX ? tiles : 1;
   count_tiles(call, p.batch * tiles);
   const int64_t warps = int64_t{kBlocks} * kWarps * device.multiprocessors;
-  call.row_warps = call.tiles < 2 * warps ? 4 : call.tiles < 4 * warps ? 2 : 1;
+  // Rounds of all warps, in rounds of whole units; sharing out rows costs a little.
+  double least = 0;
+  for (int row_warps = 1; row_warps <= kWarps; row_warps *= 2) {
+    const double cost =
+        static_cast<double>(ceil_div(call.tiles * row_warps, warps)) / row_warps * (1 + 0.04 * row_warps);
+    if (row_warps > 1 && cost >= least) continue;
+    least = cost;
+    call.row_warps = row_warps;
+  }
   return launch(wgrad_short_sm80<T, kNarrowX>, kShortThreads, kWork, ceil_div(call.tiles * call.row_warps, kWarps),
                 2 * kBlocks, call, device, stream);
 }

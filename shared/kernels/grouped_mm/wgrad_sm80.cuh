@@ -79,7 +79,7 @@ constexpr int kShortTogether = 2;  // rows at once
 
 // Of one warp: a ring of rows, 512 bytes of the broad operand and all of the narrow one.
 template <class T>
-struct ShortWork {
+struct WgradShortWork {
   static constexpr int kRun = 16 / static_cast<int>(sizeof(T)), kStages = sizeof(T) == 4 ? 7 : 6;
   T broad[kStages][kShortTogether][32 * kRun];
   T narrow[kStages][kShortTogether][kShortWidth];
@@ -92,12 +92,12 @@ struct ShortWork {
 template <class T, bool kNarrowX>
 __global__ __launch_bounds__(kShortThreads,
                              kNarrowX ? 4 : 3) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
-  constexpr int kRun = ShortWork<T>::kRun, kStages = ShortWork<T>::kStages, kWarps = kShortThreads / 32;
+  constexpr int kRun = WgradShortWork<T>::kRun, kStages = WgradShortWork<T>::kStages, kWarps = kShortThreads / 32;
   constexpr int kPartial = kShortWidth * kRun * 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  ShortWork<T>& work = reinterpret_cast<ShortWork<T>*>(shared)[warp];
-  T* partial = reinterpret_cast<T*>(shared + sizeof(ShortWork<T>) * kWarps);  // sums of two warps
+  WgradShortWork<T>& work = reinterpret_cast<WgradShortWork<T>*>(shared)[warp];
+  T* partial = reinterpret_cast<T*>(shared + sizeof(WgradShortWork<T>) * kWarps);  // sums of two warps
   int32_t* ends = reinterpret_cast<int32_t*>(partial + 2 * kPartial);
   const mg_grouped_mm_wgrad_problem& p = call.p;
   block_group_ends(p.groups, p.rows, ends + 32, ends);
