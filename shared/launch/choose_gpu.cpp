@@ -27,7 +27,7 @@ struct Rates {
 };
 constexpr Rates kRates[] = {
     {Kernel::sm90, 0, 0, 0, 620},
-    {Kernel::sm80, 30, 30, 100, 200},
+    {Kernel::sm80, 42, 36, 90, 240},
     {Kernel::simt, 1.5, 3, 3, 3},
     {Kernel::blas, 55, 45, 350, 600},
 };
