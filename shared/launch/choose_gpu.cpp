@@ -90,14 +90,17 @@ std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, cons
   return kernel == Kernel::sm90 ? wgrad_sm90_refusal(p, device) : wgrad_sm80_refusal(p, device);
 }
 
+// Rows that one product of a library may have to take.
+int64_t rows_together(const mg_grouped_mm_problem& p) { return p.rows; }
+int64_t rows_together(const mg_grouped_mm_wgrad_problem& p) { return p.sum_batch ? p.rows * p.batch : p.rows; }
+
 template <class Problem>
 std::string products_refusal(Kernel kernel, const Problem& p, const SizesFacts& sizes) {
   if (kernel == Kernel::torch && !sizes.has_host_matmul) return "the caller lends no matrix product of its own";
   if (kernel == Kernel::blas && !sizes.no_blas.empty()) return sizes.no_blas;
-  if (p.inner == 0) return "K is 0, which is no product";
   if (!sizes.on_host && sizes.capturing)
     return "it needs the group sizes on the host, and a graph is being captured; give them as a CPU tensor";
-  if (std::max({p.rows, p.inner, p.outer}) > 0x7fffffff) return "a size passes 2^31 - 1";
+  if (std::max({rows_together(p), p.inner, p.outer}) > 0x7fffffff) return "a size passes 2^31 - 1";
   return "";
 }
 
@@ -152,8 +155,21 @@ bool offered(const KernelRow& row, int32_t implementation, const SizesFacts& siz
   return row.kernel != Kernel::torch && (row.kernel != Kernel::blas || sizes.on_host);
 }
 
+const KernelRow& simt_row() {
+  for (const KernelRow& row : kKernels)
+    if (row.kernel == Kernel::simt) return row;
+  throw Failure(MG_INTERNAL, "the portable kernel is missing from the table");
+}
+
+// Zeros or the bias alone are written, whatever is asked for.
+template <class Problem>
+bool sums_nothing(const Problem& p) {
+  return p.rows == 0 || p.batch == 0 || p.outer == 0 || p.inner == 0 || p.groups.count == 0;
+}
+
 template <class Problem>
 Choice best(const Problem& p, const DeviceFacts& device, const SizesFacts& sizes) {
+  if (sums_nothing(p)) return {&simt_row()};
   Choice chosen{nullptr};
   std::string reason;
   for (const KernelRow& row : kKernels) {
@@ -181,7 +197,9 @@ std::string explain_call(const Problem& p, const DeviceFacts& device, const Size
   constexpr bool is_wgrad = std::is_same_v<Problem, mg_grouped_mm_wgrad_problem>;
   auto name = [&](const KernelRow& row) { return is_wgrad ? row.wgrad_name : row.rows_name; };
   const Choice choice = best(p, device, sizes);
-  std::string why = "expected to take " + microseconds_text(choice.microseconds);
+  const bool nothing = sums_nothing(p);
+  std::string why = nothing ? "there is nothing to sum: at most zeros or the bias are written"
+                            : "expected to take " + microseconds_text(choice.microseconds);
   if (choice.pack_first) why += "; x is copied first into rows that the kernel can read";
   if (choice.pack_second) why += "; gy is copied first into rows that the kernel can read";
   if ((choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch) && !sizes.on_host)
@@ -192,7 +210,7 @@ std::string explain_call(const Problem& p, const DeviceFacts& device, const Size
   bool first = true;
   for (const KernelRow& row : kKernels) {
     if (&row == choice.row) continue;
-    const Found found = look_at(row, p, device, sizes);
+    const Found found = nothing ? Found{"there is nothing to sum", {&row}} : look_at(row, p, device, sizes);
     std::string reason = found.reason;
     if (reason.empty() && !offered(row, p.implementation, sizes))
       reason = p.implementation != MG_AUTO   ? "another implementation was asked for"

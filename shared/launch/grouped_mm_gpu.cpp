@@ -43,22 +43,15 @@ SizesFacts facts_of(const mg_grouped_mm_problem& p, const mg_grouped_mm_problem&
   return facts;
 }
 
-const KernelRow& simt_row() {
-  for (const KernelRow& row : kKernels)
-    if (row.kernel == Kernel::simt) return row;
-  throw Failure(MG_INTERNAL, "the portable kernel is missing from the table");
-}
-
 }  // namespace
 
 void run(const mg_grouped_mm_problem& given) {
   if (given.rows == 0 || given.batch == 0 || given.outer == 0) return;
-  const DeviceGuard guard(given.device);
   const DeviceFacts& device = device_facts(given.device);
+  const DeviceGuard guard(given.device);
   mg_grouped_mm_problem p = given;
   const int64_t scale = fold_batch(p);
-  const bool nothing = p.groups.count == 0 || p.inner == 0;  // zeros, or the bias alone
-  const Choice choice = nothing ? Choice{&simt_row()} : choose(p, device, facts_of(p, given, true));
+  const Choice choice = choose(p, device, facts_of(p, given, true));
   if (choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch)
     return rows_by_products(p, host_groups(given.groups, given.rows, scale, p.host, p.stream), device,
                             choice.row->kernel == Kernel::torch);
@@ -98,8 +91,9 @@ std::string plan_on(const mg_grouped_mm_problem& given, const DeviceFacts& devic
 }
 
 std::string plan(const mg_grouped_mm_problem& given) {
+  const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  return plan_on(given, device_facts(given.device), true);
+  return plan_on(given, device, true);
 }
 
 }  // namespace multigemm

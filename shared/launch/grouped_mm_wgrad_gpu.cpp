@@ -41,12 +41,6 @@ SizesFacts facts_of(const mg_grouped_mm_wgrad_problem& p, const mg_grouped_mm_wg
   return facts;
 }
 
-const KernelRow& simt_row() {
-  for (const KernelRow& row : kKernels)
-    if (row.kernel == Kernel::simt) return row;
-  throw Failure(MG_INTERNAL, "the portable kernel is missing from the table");
-}
-
 void run_simt(const mg_grouped_mm_wgrad_problem& p) {
   const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * static_cast<int64_t>(sizeof(int64_t)));
   check_gpu(simt::wgrad(p, room.as<int64_t>(), p.stream), "launching wgrad_simt");
@@ -56,8 +50,8 @@ void run_simt(const mg_grouped_mm_wgrad_problem& p) {
 
 void run(const mg_grouped_mm_wgrad_problem& given) {
   if (given.groups.count == 0 || given.inner == 0 || given.outer == 0 || (given.batch == 0 && !given.sum_batch)) return;
-  const DeviceGuard guard(given.device);
   const DeviceFacts& device = device_facts(given.device);
+  const DeviceGuard guard(given.device);
   mg_grouped_mm_wgrad_problem p = given;
   if (p.rows == 0 || p.batch == 0) {  // sums over nothing
     const NoRows none(p.groups.count, p.host, p.stream);
@@ -106,8 +100,9 @@ std::string plan_on(const mg_grouped_mm_wgrad_problem& given, const DeviceFacts&
 }
 
 std::string plan(const mg_grouped_mm_wgrad_problem& given) {
+  const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  return plan_on(given, device_facts(given.device), true);
+  return plan_on(given, device, true);
 }
 
 }  // namespace multigemm

@@ -56,4 +56,20 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
 #define MG_SHARED static thread_local
 #define MG_UNROLL
 
+namespace multigemm {
+namespace gpu {
+
+struct Queue {
+  const Host* host;
+};
+
+template <class Arguments>
+int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
+  run_blocks(*queue.host, kernel, blocks, threads, arguments);
+  return 0;
+}
+
+}  // namespace gpu
+}  // namespace multigemm
+
 #endif

@@ -19,31 +19,32 @@ inline thread_local Index thread_index, block_index, block_size, grid_size;
 
 class Block {
  public:
-  explicit Block(int threads) : fibers_(static_cast<size_t>(threads)) {
-    for (Fiber& fiber : fibers_) fiber.stack.reset(new char[kStackBytes]);
-  }
+  explicit Block(int threads) : fibers_(static_cast<size_t>(threads)) {}
 
   // Runs one block to its end. `entry` must not throw.
   void run(void (*entry)(const void*), const void* arguments) {
     entry_ = entry;
     arguments_ = arguments;
     current = this;
-    for (Fiber& fiber : fibers_) {
+    for (Fiber& fiber : fibers_) fiber.done = false;
+    for (started_ = 0; started_ < fibers_.size();) {
+      Fiber& fiber = fibers_[started_];
+      if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.get();
       fiber.context.uc_stack.ss_size = kStackBytes;
       fiber.context.uc_link = &scheduler_;
-      fiber.done = false;
       makecontext(&fiber.context, &Block::start, 0);
+      swapcontext(&scheduler_, &fiber.context);
     }
-    for (size_t left = fibers_.size(); left > 0;) {
-      left = 0;
+    for (bool left = true; left;) {
+      left = false;
       for (size_t i = 0; i < fibers_.size(); ++i) {
         if (fibers_[i].done) continue;
         active_ = i;
         thread_index.x = static_cast<unsigned>(i);
         swapcontext(&scheduler_, &fibers_[i].context);
-        if (!fibers_[i].done) ++left;
+        left = left || !fibers_[i].done;
       }
     }
   }
@@ -60,33 +61,35 @@ class Block {
     bool done;
   };
 
+  // A thread that ends without a barrier leaves its stack to the next one.
   static void start() {
     Block* block = current;
-    block->entry_(block->arguments_);
-    block->fibers_[block->active_].done = true;
+    while (block->started_ < block->fibers_.size()) {
+      block->active_ = block->started_++;
+      thread_index.x = static_cast<unsigned>(block->active_);
+      block->entry_(block->arguments_);
+      block->fibers_[block->active_].done = true;
+    }
   }
 
   std::vector<Fiber> fibers_;
   ucontext_t scheduler_;
-  size_t active_ = 0;
+  size_t started_ = 0, active_ = 0;
   void (*entry_)(const void*) = nullptr;
   const void* arguments_ = nullptr;
 };
 
-struct Queue {
-  const Host* host;
-};
-
+// Runs all blocks of a grid. `kernel` must not throw.
 template <class Arguments>
-int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
+void run_blocks(const Host& host, void (*kernel)(Arguments), int64_t blocks, int threads, const Arguments& arguments) {
   struct Call {
     void (*kernel)(Arguments);
     const Arguments& arguments;
   } call{kernel, arguments};
   // Blocks of one slot run one after another on one thread, so each slot keeps its fibers.
   std::vector<std::unique_ptr<Block>> slots;
-  for (int64_t i = 0; i < queue.host->threads(); ++i) slots.emplace_back(new Block(threads));
-  queue.host->for_each(blocks, 1, [&](int64_t index, int64_t slot) {
+  for (int64_t i = 0; i < host.threads(); ++i) slots.emplace_back(new Block(threads));
+  host.for_each(blocks, 1, [&](int64_t index, int64_t slot) {
     block_index.x = static_cast<unsigned>(index);
     block_size.x = static_cast<unsigned>(threads);
     grid_size.x = static_cast<unsigned>(blocks);
@@ -97,7 +100,6 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
         },
         &call);
   });
-  return 0;
 }
 
 }  // namespace gpu

@@ -44,7 +44,7 @@ MG_KERNEL void pack_rows(Packing a) {
 // Neighbouring threads read neighbouring rows: for sources that are transposed.
 template <class T>
 MG_KERNEL void pack_transposed(Packing a) {
-  __shared__ T tile[32][33];
+  MG_SHARED T tile[32][33];
   const int64_t column_tiles = (a.columns + 31) / 32, row_tiles = (a.rows + 31) / 32;
   const int x = static_cast<int>(threadIdx.x % 32), y = static_cast<int>(threadIdx.x / 32);
   for (int64_t t = blockIdx.x; t < row_tiles * column_tiles * a.batch; t += gridDim.x) {

@@ -1,0 +1,32 @@
+// In place of shared/vendor/gpu.h: kernels wait in their stream's queue until somebody waits for the stream, so that
+// what reads or frees their arguments too early is found out.
+#pragma once
+
+#include "stand_in.h"
+#include "vendor/gpu_host.h"
+
+#define MG_KERNEL
+#define MG_DEVICE inline
+#define MG_SHARED static thread_local
+#define MG_UNROLL
+
+namespace multigemm {
+namespace gpu {
+
+struct Queue {
+  void* stream;
+};
+
+template <class Arguments>
+int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
+  static_assert(sizeof(Arguments) <= 4096, "kernel arguments may take 4 KB");
+  if (const int error = stand_in::answer("launch", queue.stream)) return error;
+  if (blocks < 1 || threads < 1 || threads > 1024) return stand_in::kInvalidConfiguration;
+  stand_in::enqueue(queue.stream, [kernel, blocks, threads, arguments] {
+    run_blocks(Host(nullptr, 0), kernel, blocks, threads, arguments);
+  });
+  return 0;
+}
+
+}  // namespace gpu
+}  // namespace multigemm
