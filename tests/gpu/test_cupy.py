@@ -210,10 +210,14 @@ def test_bad_calls() -> None:
         mm(x, w[:, 1:], SIZES)
     with pytest.raises(errors.ShapeError, match="must not share memory with an operand"):
         mm(x, w, SIZES, out=cupy.ndarray((ROWS, M), dtype=x.dtype, memptr=x.data))
-    with pytest.raises(errors.NativeError) as caught:
-        mm(x, w, SIZES, out_dtype="float32", implementation="blas")
-    assert caught.value.status == "MG_UNSUPPORTED" and caught.value.device == "cuda:0"
-    assert caught.value.shapes["x"] == (ROWS, K)
+
+
+@pytest.mark.parametrize("name", ["blas", "simt"])
+def test_a_result_of_another_dtype(name: str) -> None:
+    x, w, _ = operands()
+    y = mm(x, w, SIZES, out_dtype="float32", implementation=name)
+    assert y.dtype == cupy.float32
+    cupy.testing.assert_allclose(y, mm(x, w, SIZES), rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_sizes_are_refused_where_checks_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
