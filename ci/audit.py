@@ -41,6 +41,7 @@ FUNCTIONS = (
     "mg_grouped_mm_wgrad",
     "mg_grouped_mm_wgrad_explain",
 )
+FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan")
 FIELDS = {
     "protocol": int,
     "abi": int,
@@ -176,7 +177,8 @@ def audit_core(library: Library, info: dict[str, Any], site: Path | None = None)
         if f"$ORIGIN/../../{entry['folder']}" not in library.rpath:
             yield f"RPATH lacks $ORIGIN/../../{entry['folder']}, where {entry['soname']} is installed"
     yield from audit_search_path(library)
-    wanted = {f"{function}_{name}" for function in FUNCTIONS}
+    functions = FUNCTIONS if info["kind"] == "cpu" else FUNCTIONS + FUNCTIONS_GPU
+    wanted = {f"{function}_{name}" for function in functions}
     for symbol in sorted(wanted - library.defined):
         yield f"does not export {symbol}"
     for symbol in sorted(library.defined - wanted):

@@ -203,18 +203,24 @@ def user_folder(setting: Setting) -> None:
     environment.expect("cpu")
 
 
-def gpu_backend(setting: Setting) -> None:
-    """`pip install "multigemm[cpu,cu13]"` beside a PyTorch for the CPU: refused, and harmless."""
-    environment = setting.environment("gpu-backend")
-    environment.install("multigemm[cpu,cu13]")
-    environment.expect("cpu", others=("cu13",))
+def gpu_backends(setting: Setting) -> None:
+    """`pip install "multigemm[cpu,cu13,rocm]"` beside a PyTorch for the CPU: refused, and harmless."""
+    names = gpu_wheels(setting)
+    environment = setting.environment("gpu-backends")
+    environment.install(f"multigemm[{','.join(('cpu', *names))}]")
+    environment.expect("cpu", others=names)
     environment.uninstall("multigemm-cpu")
-    environment.expect("reference", others=("cu13",))
+    environment.expect("reference", others=names)
+
+
+def gpu_wheels(setting: Setting) -> tuple[str, ...]:
+    """The backends for GPUs whose wheels were built here."""
+    return tuple(name for name in ("cu13", "rocm") if list(setting.dist.glob(f"multigemm_{name}-*.whl")))
 
 
 CASES: dict[str, Callable[[Setting], None]] = {
     case.__name__: case
-    for case in (front_alone, with_backend, skewed_versions, target_folder, user_folder, gpu_backend)
+    for case in (front_alone, with_backend, skewed_versions, target_folder, user_folder, gpu_backends)
 }
 
 
@@ -230,9 +236,9 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown cases {', '.join(unknown)}; known are {', '.join(CASES)}")
     failed, names = 0, list(options.cases or CASES)
-    if not options.cases and not list(setting.dist.glob("multigemm_cu13-*.whl")):
-        names.remove(gpu_backend.__name__)
-        print(f"left out {gpu_backend.__name__}: its wheel was not built here", flush=True)
+    if not options.cases and not gpu_wheels(setting):
+        names.remove(gpu_backends.__name__)
+        print(f"left out {gpu_backends.__name__}: no wheel of theirs was built here", flush=True)
     for name in names:
         start, trouble = time.monotonic(), ""
         try:

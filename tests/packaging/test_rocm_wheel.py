@@ -1,0 +1,337 @@
+"""The real ROCm wheel on a machine without ROCm: what diagnosis needs of it, and its calls of stand-ins.
+
+Public reports behind the cases: a backend for another PyTorch
+(https://github.com/NVIDIA/cuEquivariance/issues/193), AMD's libraries of one release grafted in
+(https://github.com/ROCm/aiter/pull/5318), a ROCm that changed under a package
+(https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1890).
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from loading_kit import PRELUDE
+
+SPEC = importlib.util.find_spec("multigemm_rocm")
+pytestmark = [
+    pytest.mark.skipif(SPEC is None, reason="multigemm-rocm is not installed"),
+    pytest.mark.skipif(torch.version.hip is not None, reason="this PyTorch has ROCm"),
+]
+FOLDER = Path(SPEC.origin).parent if SPEC is not None else Path()
+INFO = json.loads((FOLDER / "backend.json").read_text()) if SPEC is not None else {}
+CORE, BINDING = (str(FOLDER / INFO.get(part, "")) for part in ("core", "library"))
+SOURCE = Path(__file__).with_name("hip_stand_in.c")
+STREAM, OTHER_STREAM = 0x5000, 0x6000
+OPEN = f"""
+import ctypes
+handle = ctypes.CDLL({CORE!r})
+handle.mg_query_rocm.restype = ctypes.c_char_p
+query = json.loads(handle.mg_query_rocm())
+"""
+CALL = f"""
+import torch
+from multigemm import _abi
+library = _abi.Library(handle, "rocm")
+def call(implementation="", groups=(3, 0, 2), on_host=True, device=1, stream={STREAM},
+         wgrad=False, transposed=False, explain=False):
+    torch.manual_seed(0)
+    x, w, y = torch.randn(6, 2), torch.randn(3, 2, 4), torch.full((6, 4), 9.0)
+    gy, dw = torch.randn(6, 4), torch.full((3, 2, 4), 9.0)
+    if transposed:
+        w = w.mT.contiguous().mT
+    sizes = torch.tensor(groups)
+    if wgrad:
+        problem = _abi.grouped_mm_wgrad_problem(x, gy, sizes, False, False, dw, "", implementation)
+    else:
+        problem = _abi.grouped_mm_problem(x, w, sizes, False, None, y, "", implementation)
+    problem.groups.flags = 2 if on_host else 0
+    problem.device, problem.stream = device, stream
+    if explain:
+        return library.explain(problem)
+    status = library.call(problem)
+    ends = [sum(groups[:g]) for g in range(4)]
+    if wgrad:
+        wanted = torch.stack([x[a:b].mT @ gy[a:b] for a, b in zip(ends, ends[1:])])
+        right = torch.allclose(dw[[0, 2]], wanted[[0, 2]])
+    else:
+        wanted = torch.cat([x[a:b] @ w[g] for g, (a, b) in enumerate(zip(ends, ends[1:]))])
+        right = torch.allclose(y[:5], wanted)
+    return status, library.last_error() if status else "", right
+"""
+# Before the backend's library is opened; HIP and BLAS are paths.
+LOAD = """
+import ctypes
+def load(path, log):
+    library = ctypes.CDLL(path)
+    getattr(library, log).restype = ctypes.c_char_p
+    return library, lambda: getattr(library, log)().decode().splitlines()
+hip, hip_log = load({hip!r}, "hip_log")
+"""
+LOAD_BLAS = 'hipblas, hipblas_log = load({blas!r}, "hipblas_log")\n'
+
+
+def run(code, **env):
+    """Run code in a fresh process of this environment; returns what it showed."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MULTIGEMM_", "LD_"))}
+    command = [sys.executable, "-c", PRELUDE + code]
+    done = subprocess.run(command, env=kept | env, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory):
+    """Paths of libraries that stand in for AMD's: the runtime, hipBLAS, and an older hipBLAS."""
+    folder = tmp_path_factory.mktemp("stand_ins")
+
+    def build(name, *flags):
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", *flags]
+        subprocess.run([*command, f"-Wl,-soname,{path.name}", "-o", str(path), str(SOURCE)], check=True)
+        return str(path)
+
+    return {
+        "hip": build("libamdhip64.so.7"),
+        # As PyTorch's wheels rename their copies.
+        "renamed": build("libamdhip64-0123abcd.so"),
+        "blas": build("libhipblas.so.3", "-DBLAS"),
+        "older": build("older/libhipblas.so.2", "-DBLAS", "-DOLDER"),
+    }
+
+
+# --- without anything of AMD's --------------------------------------------------------------------
+
+
+def test_doctor_refuses_it_and_the_cpu_goes_on():
+    done = subprocess.run(
+        [sys.executable, "-m", "multigemm", "doctor", "--json"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout)
+    [entry] = [entry for entry in report["backends"] if entry["backend"] == "rocm"]
+    assert (entry["verdict"], entry["opened"]) == ("refused", False)
+    assert "has no GPU support" in entry["reason"]
+    assert report["healthy"] and done.returncode == 0
+
+
+def test_the_library_answers_without_rocm():
+    shown = run(
+        OPEN + "show(query=query, mapped=[p for p in mapped() if 'hip' in p], torch='torch' in sys.modules)"
+    )
+    assert not shown["torch"] and shown["mapped"] == []
+    query = shown["query"]
+    assert (query["name"], query["kind"], query["version"]) == ("rocm", "rocm", INFO["version"])
+    assert query["abi"] == INFO["abi"] and query["protocol"] == INFO["protocol"]
+    # No kernel of another vendor's architecture.
+    assert query["kernels"] == {
+        "grouped_mm": ["rows_simt", "blas", "torch"],
+        "grouped_mm_wgrad": ["wgrad_simt", "blas", "torch"],
+    }
+
+
+def test_its_structs_are_the_fronts():
+    code = OPEN + CALL + "show(theirs=library.struct_sizes(), ours=[ctypes.sizeof(s) for s in _abi.STRUCTS])"
+    shown = run(code)
+    assert shown["theirs"] == shown["ours"]
+
+
+def test_a_call_without_rocm_fails_with_a_status():
+    status, text, _ = run(OPEN + CALL + "show(result=call())")["result"]
+    assert status != 0
+    assert text.startswith("MG_DEVICE_ERROR") and "hipErrorNoDevice" in text
+    assert "no HIP runtime, libamdhip64, is loaded in this process" in text
+
+
+def test_beside_a_pytorch_for_the_cpu_its_registration_does_no_harm():
+    code = f"""
+import torch, multigemm
+torch.ops.load_library({BINDING!r})
+x, w = torch.ones(3, 2), torch.ones(2, 2, 4)
+show(y=multigemm.grouped_mm(x, w, torch.tensor([1, 2])).unique().tolist())
+"""
+    assert run(code)["y"] == [2.0]
+
+
+# --- a stand-in for the runtime -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("which", "first"), [("hip", True), ("renamed", False)], ids=["runtime first", "library first"]
+)
+def test_kernels_are_launched_on_the_calls_device_and_stream(stand_ins, which, first):
+    load = LOAD.format(hip=stand_ins[which])
+    code = (load + OPEN if first else OPEN + load) + CALL
+    shown = run(code + "show(result=call('simt'), log=hip_log(), again=call('simt'), log_again=hip_log())")
+    assert shown["result"][0] == shown["again"][0] == 0, shown
+    assert shown["log"][0] == "register FPIH"  # 0x48495046 in the bytes of a little-endian machine
+    assert sum(line.startswith("register") for line in shown["log"] + shown["log_again"]) == 1
+    for log in (shown["log"][1:], shown["log_again"]):
+        # The guard: the call's device first, the caller's at last.
+        assert (log[0], log[-1]) == ("device 1", "device 0")
+        assert not any(line.startswith(("device", "synchronize", "copy")) for line in log[1:-1])
+        launches = [line for line in log if line.startswith("launch")]
+        assert all(f"device 1 stream {STREAM:#x} " in line for line in launches)
+        for line in launches:
+            assert re.search(r"blocks [1-9]\d* threads (64|256),1,1 shared 0 arguments 1$", line)
+        names = [re.search(r"(write_values|group_scan|rows_simt)", line)[1] for line in launches]
+        assert names == ["write_values", "group_scan", "rows_simt"]
+        allocated = [line for line in log if line.startswith("allocate")]
+        assert all(line.endswith(f"stream {STREAM:#x}") for line in allocated)
+        assert log.count(f"free stream {STREAM:#x}") == len(allocated) > 0
+
+
+def test_the_callers_device_stays_when_it_is_the_calls(stand_ins):
+    code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
+    log = run(code + "show(result=call('simt', device=0), log=hip_log())")["log"]
+    assert not any(line.startswith("device") for line in log)
+
+
+def test_an_error_is_told_by_hips_name_and_the_device_restored(stand_ins):
+    code = (
+        LOAD.format(hip=stand_ins["hip"])
+        + OPEN
+        + CALL
+        + """
+told = {}
+for name in ("hipDeviceGetAttribute", "hipSetDevice", "hipLaunchKernel"):
+    hip.hip_fail(name.encode(), 719)
+    told[name] = (*call("simt")[:2], hip_log())
+hip.hip_fail(b"", 0)
+show(told=told, after=call("simt")[0])
+"""
+    )
+    shown = run(code)
+    for name, (status, text, log) in shown["told"].items():
+        assert status != 0
+        assert text.startswith("MG_DEVICE_ERROR")
+        assert "hipErrorLaunchFailure (unspecified launch failure)" in text
+        assert name == "hipSetDevice" or log[-1] == "device 0"
+    assert shown["after"] == 0
+
+
+def test_a_device_without_machine_code_is_told_as_that(stand_ins):
+    code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL + "hip.hip_fail(b'hipLaunchKernel', 209)\n"
+    _, text, _ = run(code + "show(result=call('simt'))")["result"]
+    assert text.startswith("MG_UNSUPPORTED") and "was not built for this device" in text
+
+
+def test_a_device_that_is_not_there(stand_ins):
+    code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
+    _, text, _ = run(code + "show(result=call('simt', device=2))")["result"]
+    assert text.startswith("MG_INVALID_ARGUMENT") and "there are 2 devices" in text
+
+
+def test_without_hipblas_the_portable_kernel_serves(stand_ins):
+    code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
+    shown = run(code + "show(auto=call(), log=hip_log(), blas=call('blas'))")
+    assert shown["auto"][0] == 0 and any("rows_simt" in line for line in shown["log"])
+    _, text, _ = shown["blas"]
+    assert text.startswith("MG_UNSUPPORTED")
+    assert "no hipBLAS of ROCm 7 (libhipblas.so.3) is loaded in this process" in text
+
+
+# --- a stand-in for hipBLAS -----------------------------------------------------------------------
+
+
+def with_blas(stand_ins, which="blas"):
+    return LOAD.format(hip=stand_ins["hip"]) + LOAD_BLAS.format(blas=stand_ins[which]) + OPEN + CALL
+
+
+def test_products_reach_hipblas_with_the_right_arguments(stand_ins):
+    code = (
+        with_blas(stand_ins)
+        + """
+cases = [{}, {"transposed": True}, {"wgrad": True}, {"groups": (2, 1, 2)}]
+show(told=[(call("blas", **case), hipblas_log()) for case in cases])
+"""
+    )
+    told = run(code)["told"]
+    for (result, log), count in zip(told, (2, 2, 2, 3), strict=True):
+        assert result == [0, "", True]
+        products = [line for line in log if "gemm" in line]
+        assert len(products) == count
+        # float32 in, float32 sums, the default algorithm; and never sums in an order that varies.
+        assert all(line.endswith("types 0 0 0 compute 2 algorithm 160") for line in products)
+    assert "handle 1 atomics 0" in told[0][1]
+
+
+def test_a_handle_goes_with_its_device_and_is_set_to_the_stream_of_each_call(stand_ins):
+    code = (
+        with_blas(stand_ins)
+        + f"""
+logs = []
+for device, stream in [(1, {STREAM}), (1, {STREAM}), (1, {OTHER_STREAM}), (0, {STREAM})]:
+    assert call("blas", device=device, stream=stream) == (0, "", True)
+    logs.append(hipblas_log())
+show(logs=logs)
+"""
+    )
+    logs = run(code)["logs"]
+    made = [[line for line in log if line.startswith("create")] for log in logs]
+    assert made == [["create 1"], [], [], ["create 2"]]
+    for log, number, stream in zip(logs, (1, 1, 1, 2), (STREAM, STREAM, OTHER_STREAM, STREAM), strict=True):
+        body = [line for line in log if not line.startswith("create") and "atomics" not in line]
+        assert body[:2] == [f"handle {number} stream {stream:#x}", f"handle {number} workspace {32 << 20}"]
+        assert "gemm" in body[2]
+        assert body[-1] == f"handle {number} stream (nil)"
+
+
+def test_the_choice_for_an_instinct(stand_ins):
+    """A pure function of the numbers, asked as for a device that is there."""
+    code = (
+        with_blas(stand_ins)
+        + """
+class Device(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("major", "minor", "units", "shared")]
+    _fields_ += [("l2", ctypes.c_int64)]
+def plan(on_host, implementation=""):
+    x, w, y = (torch.empty(s, device="meta") for s in ((65536, 1024), (8, 1024, 1024), (65536, 1024)))
+    sizes = torch.full((8,), 8192)
+    problem = _abi.grouped_mm_problem(x, w, sizes, False, None, y, "", implementation)
+    problem.x = problem.w = problem.out = 1 << 20
+    problem.groups.flags = 2 if on_host else 0
+    text, length = ctypes.create_string_buffer(1 << 14), ctypes.c_int64()
+    device = Device(9, 4, 304, 65536, 4 << 20)
+    arguments = [ctypes.byref(problem), ctypes.byref(device), text, ctypes.c_int64(len(text))]
+    assert handle.mg_grouped_mm_plan_rocm(*arguments, ctypes.byref(length)) == 0
+    return json.loads(text.value)
+told = [plan(True), plan(False), plan(True, "native"), plan(False, "blas")]
+show(told=told, log=hipblas_log() + hip_log())
+"""
+    )
+    shown = run(code)
+    assert [told["kernel"] for told in shown["told"]] == ["blas", "rows_simt", "rows_simt", "blas"]
+    for told in shown["told"]:
+        kernels = {told["kernel"], *(other["kernel"] for other in told["others"])}
+        assert kernels == {"rows_simt", "blas", "torch"}
+    assert shown["log"] == []
+
+
+def test_a_failure_of_hipblas_is_told_by_its_name(stand_ins):
+    code = with_blas(stand_ins) + "hipblas.hipblas_fail(b'hipblasGemmStridedBatchedEx', 7)\n"
+    shown = run(code + "show(result=call('blas'), log=hip_log())")
+    _, text, _ = shown["result"]
+    assert text.startswith("MG_DEVICE_ERROR")
+    assert "hipblasGemmStridedBatchedEx failed: HIPBLAS_STATUS_NOT_SUPPORTED" in text
+    assert shown["log"][-1] == "device 0"
+
+
+def test_an_older_hipblas_is_not_taken(stand_ins):
+    shown = run(with_blas(stand_ins, "older") + "show(result=call('blas'), log=hipblas_log())")
+    _, text, _ = shown["result"]
+    assert text.startswith("MG_UNSUPPORTED") and "no hipBLAS of ROCm 7" in text
+    assert shown["log"] == []
+
+
+def test_sizes_on_the_device_are_read_back_on_the_calls_stream(stand_ins):
+    shown = run(with_blas(stand_ins) + "show(result=call('blas', on_host=False), log=hip_log())")
+    assert shown["result"][0] == 0
+    assert f"copy 24 kind 2 stream {STREAM:#x}" in shown["log"]
+    assert f"synchronize stream {STREAM:#x}" in shown["log"]
