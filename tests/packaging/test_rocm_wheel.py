@@ -212,7 +212,15 @@ show(told=told, after=call("simt")[0])
         assert status != 0
         assert text.startswith("MG_DEVICE_ERROR")
         assert "hipErrorLaunchFailure (unspecified launch failure)" in text
-        assert name == "hipSetDevice" or log[-1] == "device 0"
+        devices = [line for line in log if line.startswith("device")]
+        assert (
+            devices
+            == {
+                "hipDeviceGetAttribute": [],  # asked before the guard
+                "hipSetDevice": ["device 1"],
+                "hipLaunchKernel": ["device 1", "device 0"],
+            }[name]
+        )
     assert shown["after"] == 0
 
 
