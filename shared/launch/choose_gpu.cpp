@@ -149,10 +149,16 @@ const char* implementation_name(int32_t implementation) {
 }
 
 // Kernels that may be taken when `implementation` is asked for. "native" is the best of this library's own.
-bool offered(const KernelRow& row, int32_t implementation, const SizesFacts& sizes) {
-  if (implementation == MG_NATIVE) return row.implementation == MG_NATIVE || row.implementation == MG_SIMT;
-  if (implementation != MG_AUTO) return row.implementation == implementation;
-  return row.kernel != Kernel::torch && (row.kernel != Kernel::blas || sizes.on_host);
+// The reason, if not.
+template <class Problem>
+std::string not_offered(const KernelRow& row, const Problem& p, const SizesFacts& sizes) {
+  const int32_t asked = p.implementation;
+  const bool own = asked == MG_NATIVE && row.implementation == MG_SIMT;
+  if (asked != MG_AUTO) return own || row.implementation == asked ? "" : "another implementation was asked for";
+  if (row.kernel == Kernel::torch) return "PyTorch's product runs only when asked for";
+  if (row.kernel != Kernel::blas) return "";
+  if (!sizes.on_host) return "it needs the group sizes on the host";
+  return is_half(p.dtype) && p.out_dtype != p.dtype ? "it would widen the operands first" : "";
 }
 
 const KernelRow& simt_row() {
@@ -173,7 +179,7 @@ Choice best(const Problem& p, const DeviceFacts& device, const SizesFacts& sizes
   Choice chosen{nullptr};
   std::string reason;
   for (const KernelRow& row : kKernels) {
-    if (!offered(row, p.implementation, sizes)) continue;
+    if (!not_offered(row, p, sizes).empty()) continue;
     Found found = look_at(row, p, device, sizes);
     if (!found.reason.empty())
       reason = found.reason;
@@ -212,12 +218,8 @@ std::string explain_call(const Problem& p, const DeviceFacts& device, const Size
     if (&row == choice.row) continue;
     const Found found = nothing ? Found{"there is nothing to sum", {&row}} : look_at(row, p, device, sizes);
     std::string reason = found.reason;
-    if (reason.empty() && !offered(row, p.implementation, sizes))
-      reason = p.implementation != MG_AUTO   ? "another implementation was asked for"
-               : row.kernel == Kernel::torch ? "PyTorch's product runs only when asked for"
-                                             : "it needs the group sizes on the host";
-    else if (reason.empty())
-      reason = "expected to take " + microseconds_text(found.choice.microseconds);
+    if (reason.empty()) reason = not_offered(row, p, sizes);
+    if (reason.empty()) reason = "expected to take " + microseconds_text(found.choice.microseconds);
     text += std::string(first ? "" : ", ") + "{\"kernel\": \"" + name(row) + "\", \"implementation\": \"" +
             implementation_name(row.implementation) + "\", \"why_not\": \"" + reason + "\"}";
     first = false;

@@ -1,7 +1,5 @@
 #include "launch/device_groups.h"
 
-#include <vector>
-
 #include "kernels/grouped_mm/simt.h"
 
 namespace multigemm {
@@ -10,14 +8,6 @@ namespace {
 constexpr int64_t kBytes = static_cast<int64_t>(sizeof(int64_t));
 
 bool on_host(const mg_groups& groups) { return (groups.flags & MG_GROUPS_ON_HOST) != 0; }
-
-std::vector<int64_t> ends_of(const Partition& partition, int64_t count) {
-  std::vector<int64_t> ends(static_cast<size_t>(count), 0);
-  for (const Block& block : partition.blocks) ends[static_cast<size_t>(block.group)] = block.end;
-  for (size_t g = 1; g < ends.size(); ++g)
-    if (ends[g] < ends[g - 1]) ends[g] = ends[g - 1];
-  return ends;
-}
 
 void scale_rows(Partition& partition, int64_t scale) {
   for (Block& block : partition.blocks) {
@@ -29,6 +19,14 @@ void scale_rows(Partition& partition, int64_t scale) {
 }
 
 }  // namespace
+
+std::vector<int64_t> ends_of(const Partition& partition, int64_t count) {
+  std::vector<int64_t> ends(static_cast<size_t>(count), 0);
+  for (const Block& block : partition.blocks) ends[static_cast<size_t>(block.group)] = block.end;
+  for (size_t g = 1; g < ends.size(); ++g)
+    if (ends[g] < ends[g - 1]) ends[g] = ends[g - 1];
+  return ends;
+}
 
 DeviceGroups::DeviceGroups(const mg_groups& groups, int64_t rows, int64_t scale, const mg_host* host, void* stream)
     : groups_(groups) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "launch/groups.h"
 #include "multigemm/abi.h"
@@ -31,6 +32,9 @@ class NoRows {
   DeviceMemory memory_;
   mg_groups groups_;
 };
+
+// Cumulative ends of all `count` groups.
+std::vector<int64_t> ends_of(const Partition& partition, int64_t count);
 
 // The groups for the host. Of groups on the device they are read back, which waits for the stream.
 Partition host_groups(const mg_groups& groups, int64_t rows, int64_t scale, const mg_host* host, void* stream);

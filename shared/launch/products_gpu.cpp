@@ -22,8 +22,13 @@ constexpr int64_t kNumber = static_cast<int64_t>(sizeof(int64_t));
 // Fewer products than this are faster one by one than through arrays of addresses.
 constexpr size_t kFewProducts = 4;
 
+// What the products of halves are summed in. A library rounds its sums to their dtype, so halves become float32 first
+// where something else would round them once more; TF32 has room for all of their bits.
+int32_t sums_of(int32_t dtype, bool rounded_again) { return is_half(dtype) && rounded_again ? MG_FLOAT32 : dtype; }
+
 template <class Problem>
-void multiply(const std::vector<mg_matmul>& products, const Problem& p, const DeviceFacts& device, bool by_torch) {
+void multiply(const std::vector<mg_matmul>& products, const Problem& p, const DeviceFacts& device, bool by_torch,
+              bool accumulate) {
   if (products.empty()) return;
   if (by_torch) {
     for (const mg_matmul& product : products)
@@ -32,13 +37,14 @@ void multiply(const std::vector<mg_matmul>& products, const Problem& p, const De
     return;
   }
   const BorrowedHandle handle(device, p.stream, p.host);
-  if (products[0].batch == 1 && products.size() >= kFewProducts && has_grouped_products()) {
+  const int32_t precision = products[0].dtype == p.dtype ? p.precision : MG_PRECISION_TF32;
+  if (!accumulate && products[0].batch == 1 && products.size() >= kFewProducts && has_grouped_products()) {
     const int64_t count = static_cast<int64_t>(products.size());
     const DeviceMemory room(p.host, p.stream, 3 * count * static_cast<int64_t>(sizeof(int64_t)));
-    blas_products(products, p.precision, room.as<int64_t>(), handle, p.stream);
+    blas_products(products, precision, room.as<int64_t>(), handle, p.stream);
     return;
   }
-  for (const mg_matmul& product : products) blas_product(product, p.precision, false, handle);
+  for (const mg_matmul& product : products) blas_product(product, precision, accumulate, handle);
 }
 
 // Groups of equal heights whose rows and matrices follow each other are one strided-batched product.
@@ -71,14 +77,14 @@ bool readable(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_
          ((row_stride == 1 || rows == 1) && (column_stride >= rows || columns == 1));
 }
 
-// An operand [N, B, C], copied where a library can't read it as it is.
+// An operand [N, B, C], copied where a library can't read it as it is, and to the dtype of the sums.
 class Readable {
  public:
   Readable(const void* data, const int64_t (&stride)[3], int64_t rows, int64_t batch, int64_t columns, int32_t dtype,
-           bool copied, const mg_host* host, void* stream)
+           int32_t sum, bool copied, const mg_host* host, void* stream)
       : data(data), stride{stride[0], stride[1], stride[2]} {
-    if (!copied) return;
-    const int64_t bytes = dtype_bytes(dtype);
+    if (!copied && sum == dtype) return;
+    const int64_t bytes = dtype_bytes(sum);
     memory_.emplace(host, stream, rows * batch * columns * bytes);
     check_gpu(simt::pack({data,
                           {stride[0], stride[1], stride[2]},
@@ -87,7 +93,8 @@ class Readable {
                           rows,
                           batch,
                           columns,
-                          static_cast<int>(bytes)},
+                          static_cast<int>(bytes),
+                          sum == dtype ? 0 : dtype},
                          stream),
               "the kernel that copies an operand");
     this->data = memory_->as<void>();
@@ -109,9 +116,9 @@ void set(int64_t (&to)[3], int64_t batch, int64_t row, int64_t column) {
 }
 
 // w [G, B, K, M] in rows: one copy for each entry of B, since it is asked for and seldom.
-void pack_w(mg_grouped_mm_problem& p, std::optional<DeviceMemory>& memory) {
-  if (readable(p.inner, p.outer, p.w_stride[2], p.w_stride[3])) return;
-  const int64_t bytes = dtype_bytes(p.dtype), batch = p.w_stride[1] == 0 ? 1 : p.batch, matrix = p.inner * p.outer;
+void pack_w(mg_grouped_mm_problem& p, int32_t sum, std::optional<DeviceMemory>& memory) {
+  if (sum == p.dtype && readable(p.inner, p.outer, p.w_stride[2], p.w_stride[3])) return;
+  const int64_t bytes = dtype_bytes(sum), batch = p.w_stride[1] == 0 ? 1 : p.batch, matrix = p.inner * p.outer;
   memory.emplace(p.host, p.stream, p.groups.count * batch * matrix * bytes);
   for (int64_t b = 0; b < batch; ++b)
     check_gpu(simt::pack({moved(p.w, b * p.w_stride[1], p.dtype),
@@ -121,7 +128,8 @@ void pack_w(mg_grouped_mm_problem& p, std::optional<DeviceMemory>& memory) {
                           p.groups.count,
                           p.inner,
                           p.outer,
-                          static_cast<int>(bytes)},
+                          static_cast<int>(bytes),
+                          sum == p.dtype ? 0 : p.dtype},
                          p.stream),
               "the kernel that copies w");
   p.w = memory->as<void>();
@@ -148,17 +156,37 @@ void write_zero_rows(const mg_grouped_mm_problem& p, int64_t used) {
 void rows_by_products(const mg_grouped_mm_problem& given, const Partition& groups, const DeviceFacts& device,
                       bool by_torch) {
   mg_grouped_mm_problem p = given;
+  const int32_t sum = sums_of(p.dtype, p.out_dtype != p.dtype || (p.bias && by_torch));
   const bool x_copied = !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
-  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, x_copied, p.host, p.stream);
+  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, sum, x_copied, p.host, p.stream);
   std::optional<DeviceMemory> w;
-  pack_w(p, w);
+  pack_w(p, sum, w);
   const bool direct =
-      p.out_dtype == p.dtype && (p.out_stride[2] == 1 || p.outer == 1) && (p.out_stride[0] >= p.outer || p.rows == 1);
-  const int64_t line = p.batch * p.outer;
-  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.rows * line * dtype_bytes(p.dtype));
+      p.out_dtype == sum && (p.out_stride[2] == 1 || p.outer == 1) && (p.out_stride[0] >= p.outer || p.rows == 1);
+  const int64_t line = p.batch * p.outer, count = p.groups.count;
+  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.rows * line * dtype_bytes(sum));
   void* const out = direct ? p.out : sums.as<void>();
   const int64_t out_stride[3] = {direct ? p.out_stride[0] : line, direct ? p.out_stride[1] : p.outer, 1};
-  if (direct) write_zero_rows(p, groups.used);
+
+  // Halves take their bias before the products, which are added to it with one rounding.
+  const bool bias_first = p.bias && is_half(sum), bias_last = p.bias && !bias_first;
+  const bool needs_ends = !direct || p.bias;
+  const DeviceMemory room(p.host, p.stream, needs_ends ? (count + simt::room_for(count)) * kNumber : 0);
+  int64_t* const ends = room.as<int64_t>();
+  if (needs_ends)
+    check_gpu(simt::write_numbers(ends_of(groups, count).data(), count, ends, p.stream), "writing the group ends");
+  if (bias_first) {
+    mg_grouped_mm_problem bias = p;  // empty sums and the bias; zeros in the rows of no group
+    bias.inner = 0;
+    bias.out = out;
+    bias.out_dtype = sum;
+    std::copy(out_stride, out_stride + 3, bias.out_stride);
+    bias.groups = {ends, count, 1, MG_INT64, MG_GROUPS_OFFSETS};
+    check_gpu(simt::rows(bias, ends + count, p.stream), "the kernel that writes the bias");
+    p.bias = nullptr;
+  } else if (direct) {
+    write_zero_rows(p, groups.used);
+  }
 
   std::vector<mg_matmul> products;
   for (const Block& g : groups.blocks) {
@@ -167,44 +195,39 @@ void rows_by_products(const mg_grouped_mm_problem& given, const Partition& group
     m.rows = g.end - g.begin;
     m.inner = p.inner;
     m.cols = p.outer;
-    m.a = moved(x.data, g.begin * x.stride[0], p.dtype);
-    m.b = moved(p.w, g.group * p.w_stride[0], p.dtype);
-    m.c = const_cast<char*>(moved(out, g.begin * out_stride[0], p.dtype));
+    m.a = moved(x.data, g.begin * x.stride[0], sum);
+    m.b = moved(p.w, g.group * p.w_stride[0], sum);
+    m.c = const_cast<char*>(moved(out, g.begin * out_stride[0], sum));
     set(m.a_stride, x.stride[1], x.stride[0], x.stride[2]);
     set(m.b_stride, p.w_stride[1], p.w_stride[2], p.w_stride[3]);
     set(m.c_stride, out_stride[1], out_stride[0], out_stride[2]);
-    m.dtype = p.dtype;
+    m.dtype = sum;
     products.push_back(m);
   }
-  merge_equal(products, p.dtype);
-  multiply(products, p, device, by_torch);
-  if (direct && (!p.bias || groups.blocks.empty())) return;
-  std::vector<int64_t> ends(static_cast<size_t>(p.groups.count), 0);
-  for (const Block& g : groups.blocks) ends[static_cast<size_t>(g.group)] = g.end;
-  for (size_t g = 1; g < ends.size(); ++g) ends[g] = std::max(ends[g], ends[g - 1]);
-  const DeviceMemory room(p.host, p.stream, p.groups.count * kNumber);
-  check_gpu(simt::write_numbers(ends.data(), p.groups.count, room.as<int64_t>(), p.stream), "writing the group ends");
-  check_gpu(simt::finish_rows(p, room.as<int64_t>(), direct ? nullptr : out, p.stream),
-            "the kernel that ends a product");
+  merge_equal(products, sum);
+  multiply(products, p, device, by_torch, bias_first);
+  if (direct && (!bias_last || groups.blocks.empty())) return;
+  check_gpu(simt::finish_rows(p, ends, direct ? nullptr : out, sum, p.stream), "the kernel that ends a product");
 }
 
 void wgrad_by_products(const mg_grouped_mm_wgrad_problem& given, const Partition& groups, const DeviceFacts& device,
                        bool by_torch) {
   mg_grouped_mm_wgrad_problem p = given;
+  const int32_t sum = sums_of(p.dtype, p.out_dtype != p.dtype);
   // Summed over B, the entries of B are more rows of the same product; the copies make them so.
   const bool folded = p.sum_batch && p.batch > 1;
   const bool x_copied = folded || !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
   const bool gy_copied = folded || !readable(p.rows, p.outer, p.gy_stride[0], p.gy_stride[2]);
-  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, x_copied, p.host, p.stream);
-  const Readable gy(p.gy, p.gy_stride, p.rows, p.batch, p.outer, p.dtype, gy_copied, p.host, p.stream);
+  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, sum, x_copied, p.host, p.stream);
+  const Readable gy(p.gy, p.gy_stride, p.rows, p.batch, p.outer, p.dtype, sum, gy_copied, p.host, p.stream);
   const int64_t matrix = p.inner * p.outer, batch = p.sum_batch ? 1 : p.batch, rows_each = folded ? p.batch : 1;
   const bool direct =
-      p.out_dtype == p.dtype && (p.out_stride[3] == 1 || p.outer == 1) && (p.out_stride[2] >= p.outer || p.inner == 1);
-  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.groups.count * batch * matrix * dtype_bytes(p.dtype));
+      p.out_dtype == sum && (p.out_stride[3] == 1 || p.outer == 1) && (p.out_stride[2] >= p.outer || p.inner == 1);
+  const DeviceMemory sums(p.host, p.stream, direct ? 0 : p.groups.count * batch * matrix * dtype_bytes(sum));
   mg_grouped_mm_wgrad_problem to = p;  // where the sums are written
   if (!direct) {
     to.out = sums.as<void>();
-    to.out_dtype = p.dtype;
+    to.out_dtype = sum;
     const int64_t stride[4] = {batch * matrix, matrix, p.outer, 1};
     std::copy(stride, stride + 4, to.out_stride);
   }
@@ -223,18 +246,18 @@ void wgrad_by_products(const mg_grouped_mm_wgrad_problem& given, const Partition
     m.rows = p.inner;
     m.inner = (g.end - g.begin) * rows_each;
     m.cols = p.outer;
-    m.a = moved(x.data, g.begin * x.stride[0], p.dtype);
-    m.b = moved(gy.data, g.begin * gy.stride[0], p.dtype);
-    m.c = const_cast<char*>(moved(to.out, g.group * to.out_stride[0], p.dtype));
+    m.a = moved(x.data, g.begin * x.stride[0], sum);
+    m.b = moved(gy.data, g.begin * gy.stride[0], sum);
+    m.c = const_cast<char*>(moved(to.out, g.group * to.out_stride[0], sum));
     set(m.a_stride, x.stride[1], x.stride[2], folded ? x.stride[1] : x.stride[0]);
     set(m.b_stride, gy.stride[1], folded ? gy.stride[1] : gy.stride[0], gy.stride[2]);
     set(m.c_stride, to.out_stride[1], to.out_stride[2], 1);
-    m.dtype = p.dtype;
+    m.dtype = sum;
     products.push_back(m);
   }
-  merge_equal(products, p.dtype);
-  multiply(products, to, device, by_torch);
-  if (!direct) check_gpu(simt::finish_wgrad(p, to.out, p.stream), "the kernel that ends a product");
+  merge_equal(products, sum);
+  multiply(products, to, device, by_torch, false);
+  if (!direct) check_gpu(simt::finish_wgrad(p, to.out, sum, p.stream), "the kernel that ends a product");
 }
 
 }  // namespace multigemm

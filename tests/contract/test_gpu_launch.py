@@ -34,7 +34,7 @@ CASES = [
     Case("one row", (0, 1), 6, 9, x="transposed", gy="transposed", bias=True),
     Case("to float32", USUAL, 16, 12, out_dtype=torch.float32, bias=True, rest=2),
     Case("to bfloat16", USUAL, 16, 12, out_dtype=torch.bfloat16),
-    Case("thousands of groups", tuple(n % 3 == 0 for n in range(1100)), 3, 5, offsets=True),
+    Case("a thousand groups", tuple(int(n % 40 == 0) for n in range(1030)), 3, 5, offsets=True),
     Case("batch", (7, 0, 6, 3), 8, 10, b=3, rest=2, bias=True),
     Case("batch, to float16", (7, 0, 6, 3), 8, 10, b=3, rest=2, bias=True, out_dtype=torch.float16),
     Case("batch, shared", (7, 0, 6, 3), 8, 10, b=3, rest=2, shared=True, bias=True),
@@ -63,7 +63,6 @@ WAYS = [
     Way(""),
     Way("native"),
     Way("native", kit.ANYTHING),
-    Way("native", kit.NOTHING),
     Way("simt"),
     Way("blas"),
     Way("blas", grouped=False),
@@ -179,7 +178,7 @@ def test_groups_are_clamped_and_of_any_stride(
     ):
         spaced = torch.tensor([values, [9] * 4], dtype=index).T.contiguous()[:, 0]
         assert spaced.stride(0) == 2
-        for way in (WAYS[0], WAYS[3], WAYS[5], WAYS[7]):
+        for way in (WAYS[0], WAYS[3], WAYS[4], WAYS[6]):
             for where in ("device", "host"):
                 y.fill_(float("nan"))
                 dw.fill_(float("nan"))
@@ -220,7 +219,7 @@ def test_sizes_of_zero(standin: kit.Library, zero: str, shared: bool) -> None:
 
 def test_explain_tells_what_the_call_does(standin: kit.Library) -> None:
     """The kernel that is named runs, and what is said to be copied is."""
-    for case in CASES[:8]:
+    for case in CASES[:8:2]:
         for dtype in (torch.float32, torch.bfloat16):
             p = make(case, dtype, "cpu")
             y, dw = torch.empty(p.gy.shape, dtype=dtype), torch.empty(p.w.shape, dtype=dtype)
@@ -246,3 +245,37 @@ def test_explain_tells_what_the_call_does(standin: kit.Library) -> None:
                         packs = 1 + copies + (1 if where == "host" else 0)
                         if "_sm" in kernel:
                             assert done.calls().count("launch") == packs + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("out_dtype", [None, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", ["contiguous", "stepped"])
+@pytest.mark.parametrize("sizes", [USUAL, (8, 8, 8, 8)], ids=["any heights", "equal heights"])
+def test_results_are_rounded_once(
+    standin: kit.Library,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+    layout: str,
+    sizes: tuple[int, ...],
+) -> None:
+    """Sums of halves reach a wider result unrounded, and take their bias before they are rounded."""
+    out_dtype = out_dtype or dtype
+    p = make(Case("", sizes, 40, 24, rest=1, bias=True), dtype, "cpu")
+    y = laid_out(p.gy.shape, layout, out_dtype, torch.device("cpu"))
+    dw = laid_out(p.w.shape, layout, out_dtype, torch.device("cpu"))
+    rows = oracle.grouped_mm(p.x, p.w, list(sizes), False, p.bias)
+    wgrad = oracle.grouped_mm_wgrad(p.x, p.gy, list(sizes))
+    for way in WAYS:
+        for where in ("device", "host"):
+            for out, expected in ((y, rows), (dw, wgrad)):
+                out.fill_(float("nan"))
+                if out is y:
+                    problem: Any = _abi.grouped_mm_problem(p.x, p.w, p.groups, False, p.bias, y)
+                    operands = [p.x, p.w, p.bias]
+                else:
+                    problem = _abi.grouped_mm_wgrad_problem(p.x, p.gy, p.groups, False, False, dw)
+                    operands = [p.x, p.gy]
+                checked(standin, problem, operands, p.groups, way, where)
+                least = (expected.to(out_dtype).double() - expected).abs()
+                error = (out.double() - expected).abs()
+                assert bool((error <= least + 1e-4).all()), (way, where, (error - least).max())

@@ -41,6 +41,14 @@ MG_KERNEL void pack_rows(Packing a) {
           static_cast<const T*>(a.from)[n * a.stride[0] + i / a.columns * a.stride[1] + i % a.columns * a.stride[2]];
 }
 
+MG_KERNEL void pack_widened(Packing a) {
+  const int64_t line = a.batch * a.columns;
+  for (int64_t n = blockIdx.x; n < a.rows; n += gridDim.x)
+    for (int64_t i = threadIdx.x; i < line; i += blockDim.x)
+      static_cast<float*>(a.to)[n * a.to_row + i] =
+          load<float>(a.from, a.widened, n * a.stride[0] + i / a.columns * a.stride[1] + i % a.columns * a.stride[2]);
+}
+
 // Neighbouring threads read neighbouring rows: for sources that are transposed.
 template <class T>
 MG_KERNEL void pack_transposed(Packing a) {
@@ -72,6 +80,7 @@ struct FinishRows {
   mg_grouped_mm_problem p;
   const int64_t* ends;
   const void* sums;
+  int32_t sums_dtype;
 };
 
 template <class A>
@@ -94,7 +103,7 @@ MG_KERNEL void finish_rows_of(FinishRows a) {
       const int64_t at = n * p.out_stride[0] + b * p.out_stride[1] + m * p.out_stride[2];
       const int64_t from = low * p.bias_stride[0] + b * p.bias_stride[1] + m * p.bias_stride[2];
       A value = A(0);
-      if (!none) value = a.sums ? load<A>(a.sums, p.dtype, n * line + i) : load<A>(p.out, p.out_dtype, at);
+      if (!none) value = a.sums ? load<A>(a.sums, a.sums_dtype, n * line + i) : load<A>(p.out, p.out_dtype, at);
       if (!none && p.bias) value += load<A>(p.bias, p.dtype, from);
       store<A>(p.out, p.out_dtype, at, value);
     }
@@ -104,6 +113,7 @@ MG_KERNEL void finish_rows_of(FinishRows a) {
 struct FinishWgrad {
   mg_grouped_mm_wgrad_problem p;
   const void* sums;
+  int32_t sums_dtype;
 };
 
 template <class A>
@@ -114,7 +124,7 @@ MG_KERNEL void finish_wgrad_of(FinishWgrad a) {
     const int64_t k = line % p.inner, b = line / p.inner % batch, g = line / p.inner / batch;
     const int64_t at = g * p.out_stride[0] + b * p.out_stride[1] + k * p.out_stride[2];
     for (int64_t m = threadIdx.x; m < p.outer; m += blockDim.x)
-      store<A>(p.out, p.out_dtype, at + m * p.out_stride[3], load<A>(a.sums, p.dtype, line * p.outer + m));
+      store<A>(p.out, p.out_dtype, at + m * p.out_stride[3], load<A>(a.sums, a.sums_dtype, line * p.outer + m));
   }
 }
 
@@ -147,6 +157,10 @@ int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream)
 }
 
 int pack(const Packing& packing, void* stream) {
+  if (packing.widened) {
+    const int64_t blocks = packing.rows < kMostBlocks ? packing.rows : kMostBlocks;
+    return gpu::launch(pack_widened, blocks, kLineThreads, {stream}, packing);
+  }
   switch (packing.element_bytes) {
     case 8: return pack_as<uint64_t>(packing, stream);
     case 4: return pack_as<uint32_t>(packing, stream);
@@ -154,15 +168,16 @@ int pack(const Packing& packing, void* stream) {
   }
 }
 
-int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, void* stream) {
-  const FinishRows arguments{p, ends, sums};
+int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, int32_t sums_dtype,
+                void* stream) {
+  const FinishRows arguments{p, ends, sums, sums_dtype};
   const int64_t blocks = p.rows < kMostBlocks ? p.rows : kMostBlocks;
   const bool wide = p.dtype == MG_FLOAT64;
   return gpu::launch(wide ? finish_rows_of<double> : finish_rows_of<float>, blocks, kLineThreads, {stream}, arguments);
 }
 
-int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, void* stream) {
-  const FinishWgrad arguments{p, sums};
+int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, int32_t sums_dtype, void* stream) {
+  const FinishWgrad arguments{p, sums, sums_dtype};
   const int64_t lines = p.groups.count * (p.sum_batch ? 1 : p.batch) * p.inner;
   const bool wide = p.dtype == MG_FLOAT64;
   return gpu::launch(wide ? finish_wgrad_of<double> : finish_wgrad_of<float>, lines < kMostBlocks ? lines : kMostBlocks,

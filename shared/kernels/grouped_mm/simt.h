@@ -19,8 +19,8 @@ int scaled_ends(const mg_groups& groups, int64_t rows, int64_t scale, int64_t* e
 // `from`.
 int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream);
 
-// to [N, B, C] = from [N, B, C] of the same element size; strides of `from` in elements, any; `to` has rows of
-// `to_row` elements, unit stride along C and C along B.
+// to [N, B, C] = from [N, B, C]; strides of `from` in elements, any; `to` has rows of `to_row` elements, unit stride
+// along C and C along B. Elements are copied as they are, or halves of the dtype `widened` become float32.
 struct Packing {
   const void* from;
   int64_t stride[3];
@@ -28,15 +28,17 @@ struct Packing {
   int64_t to_row;
   int64_t rows, batch, columns;
   int element_bytes;
+  int32_t widened = 0;
 };
 int pack(const Packing& packing, void* stream);
 
 // out[n, b, m] = sums[n, b, m] + bias[g(n), b, m] with one rounding, zeros in rows of no group; ends [G] on the device,
-// bias may be absent. `sums` is contiguous and of the operands' dtype; null: out itself, whose other rows stay.
-int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, void* stream);
+// bias may be absent. `sums` is contiguous and of `sums_dtype`; null: out itself, whose other rows stay.
+int finish_rows(const mg_grouped_mm_problem& p, const int64_t* ends, const void* sums, int32_t sums_dtype,
+                void* stream);
 
-// out[g, b, k, m] = sums[g, b, k, m], contiguous and of the operands' dtype.
-int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, void* stream);
+// out[g, b, k, m] = sums[g, b, k, m], contiguous and of `sums_dtype`.
+int finish_wgrad(const mg_grouped_mm_wgrad_problem& p, const void* sums, int32_t sums_dtype, void* stream);
 
 }  // namespace simt
 }  // namespace multigemm
