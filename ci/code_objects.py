@@ -1,7 +1,8 @@
 """Check the machine code for AMD GPUs in wheels, without a GPU: `python ci/code_objects.py WHEEL...`.
 
 A line for each finding; exit status 1 if there is any. clang puts one ELF file for each architecture into a
-bundle, in a section of the library; every one has to be for what it is said to be, and to have all kernels.
+bundle, in a section of the library; every one has to be for what it is said to be, and to have all kernels,
+whose values have to stay in registers.
 """
 
 from __future__ import annotations
@@ -49,19 +50,20 @@ def read(library: Path) -> list[tuple[str, bytes]]:
         return list(bundles(section.data())) if section else []
 
 
-def kernels(code: bytes) -> tuple[int, set[str]]:
-    """The machine number of an ELF file for AMD (0 if it is not one), and the names of its kernels."""
+def kernels(code: bytes) -> tuple[int, dict[str, int]]:
+    """The machine number of an ELF file for AMD, else 0; of each of its kernels, the bytes of local memory."""
     elf = ELFFile(io.BytesIO(code))
     if elf.header["e_machine"] not in (AMDGPU, "EM_AMDGPU"):
-        return 0, set()
-    names = {
-        symbol.name.removesuffix(".kd")
-        for section in elf.iter_sections()
-        if isinstance(section, SymbolTableSection)
-        for symbol in section.iter_symbols()
-        if symbol.name.endswith(".kd")  # the descriptor that a launch reads
-    }
-    return elf.header["e_flags"] & 0xFF, names
+        return 0, {}
+    found = {}
+    for table in elf.iter_sections():
+        for symbol in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
+            if symbol.name.endswith(".kd"):  # the descriptor that a launch reads
+                section = elf.get_section(symbol["st_shndx"])
+                at = symbol["st_value"] - section["sh_addr"]
+                _shared, local = struct.unpack_from("<II", section.data(), at)
+                found[symbol.name.removesuffix(".kd")] = local
+    return elf.header["e_flags"] & 0xFF, found
 
 
 def findings(code: Sequence[tuple[str, bytes]], architectures: Sequence[str]) -> Iterator[str]:
@@ -73,10 +75,13 @@ def findings(code: Sequence[tuple[str, bytes]], architectures: Sequence[str]) ->
         yield f"has code for {name}, which backend.json does not name"
     all_kernels: dict[str, set[str]] = {}
     for name, data in code:
-        machine, names = kernels(data)
+        machine, found = kernels(data)
         if machine != MACHINES.get(name):
             yield f"the code for {name} is for the machine {machine:#x}"
-        all_kernels.setdefault(name, set()).update(names)
+        for kernel, local in sorted(found.items()):
+            if local:
+                yield f"{name}: {kernel} keeps {local} bytes in local memory, which is not on the chip"
+        all_kernels.setdefault(name, set()).update(found)
     every = set().union(*all_kernels.values())
     if not every:
         yield "has no kernel at all"

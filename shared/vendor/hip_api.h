@@ -58,7 +58,8 @@ hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arg
 
 #define __host__ __attribute__((host))
 #define __device__ __attribute__((device))
-#define __global__ __attribute__((global))
+// No block has more threads; a compiler that knows it need not keep values in memory.
+#define __global__ __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(1, 256)))
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
 

@@ -22,29 +22,28 @@ def checker() -> ModuleType:
     return module
 
 
-def elf(machine: int, kernels: tuple[str, ...] = ("rows",)) -> bytes:
-    """An ELF file for AMD that has nothing but a table of symbols."""
+def elf(machine: int, kernels: tuple[str, ...] = ("rows",), local: int = 0) -> bytes:
+    """An ELF file for AMD that has nothing but descriptors of kernels and a table of symbols."""
     names = b"\0" + b"".join(f"{name}.kd\0".encode() for name in kernels)
     symbols, at = bytes(24), 1
-    for name in kernels:
-        symbols += struct.pack("<IBBHQQ", at, 0x11, 0, 1, 0, 64)
+    descriptors = b"".join(struct.pack("<II", 4096, local).ljust(64, b"\0") for _ in kernels)
+    for i, name in enumerate(kernels):
+        symbols += struct.pack("<IBBHQQ", at, 0x11, 0, 4, 0x1000 + 64 * i, 64)
         at += len(name) + 4
-    sections = b"\0.symtab\0.strtab\0"
-    body = symbols + names + sections
-    start = 64
-    table = [
-        (0, 0, 0, 0, 0, 0),
-        (1, 2, start, len(symbols), 2, 24),
-        (9, 3, start + len(symbols), len(names), 0, 0),
-        (9, 3, start + len(symbols) + len(names), len(sections), 0, 0),
-    ]
-    headers = b"".join(
-        struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, size, link, 1, 1, entry)
-        for name, kind, offset, size, link, entry in table
-    )
+    sections = b"\0.symtab\0.strtab\0.rodata\0"
+    start, table, body = 64, [struct.pack("<IIQQQQIIQQ", *[0] * 10)], b""
+    for name, kind, address, data, link, entry in (
+        (1, 2, 0, symbols, 2, 24),
+        (9, 3, 0, names, 0, 0),
+        (9, 3, 0, sections, 0, 0),
+        (17, 1, 0x1000, descriptors, 0, 0),
+    ):
+        offset = start + len(body)
+        table.append(struct.pack("<IIQQQQIIQQ", name, kind, 0, address, offset, len(data), link, 1, 1, entry))
+        body += data
     header = b"\x7fELF\x02\x01\x01\x40\x03" + bytes(7)
-    numbers = (3, 224, 1, 0, 0, start + len(body), machine, 64, 0, 0, 64, 4, 3)
-    return header + struct.pack("<HHIQQQIHHHHHH", *numbers) + body + headers
+    numbers = (3, 224, 1, 0, 0, start + len(body), machine, 64, 0, 0, 64, len(table), 3)
+    return header + struct.pack("<HHIQQQIHHHHHH", *numbers) + body + b"".join(table)
 
 
 def bundle(entries: dict[str, bytes]) -> bytes:
@@ -82,6 +81,7 @@ def test_a_good_bundle_has_no_finding(checker: ModuleType) -> None:
             "gfx942: lacks the kernel wgrad",
         ),
         ({"gfx90a": elf(0x3F, ()), "gfx942": elf(0x4C, ())}, BOTH, "has no kernel at all"),
+        (GOOD | {"gfx90a": elf(0x3F, local=44)}, BOTH, "gfx90a: rows keeps 44 bytes in local memory"),
     ],
 )
 def test_a_finding(
