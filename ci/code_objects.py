@@ -51,7 +51,7 @@ def read(library: Path) -> list[tuple[str, bytes]]:
 
 
 def kernels(code: bytes) -> tuple[int, dict[str, int]]:
-    """The machine number of an ELF file for AMD, else 0; of each of its kernels, the bytes of local memory."""
+    """The machine number of an ELF file for AMD, else 0; of each kernel the bytes of local memory."""
     elf = ELFFile(io.BytesIO(code))
     if elf.header["e_machine"] not in (AMDGPU, "EM_AMDGPU"):
         return 0, {}
