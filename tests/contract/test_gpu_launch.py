@@ -26,6 +26,7 @@ CASES = [
     Case("of one number", USUAL, 3, 2, x="scalar", gy="expanded", w="scalar", rest=1),
     Case("equal heights", (5, 5, 5, 5, 5, 5), 16, 8, bias=True, out_dtype=torch.float32),
     Case("equal heights but one", (5, 5, 5, 5, 6, 5), 16, 8, rest=1),
+    Case("equal heights, some empty", (5, 0, 5, 5, 0, 0, 5), 16, 8, rest=1),
     Case("one row each", (1,) * 12, 8, 5, bias=True),
     Case("no rows", (0, 0, 0), 8, 8, rest=5, bias=True),
     Case("no rows, to float64", (0, 0, 0), 8, 8, rest=5, bias=True, out_dtype=torch.float64),
