@@ -246,7 +246,7 @@ def lint(session: nox.Session) -> None:
 def typecheck(session: nox.Session) -> None:
     """mypy --strict on the front."""
     lend_torch(session)
-    pip_install(session, "mypy", "numpy", "typer>=0.12", "rich>=13")
+    pip_install(session, "mypy", "numpy", "typer>=0.12", "rich>=13", "pydantic")
     session.run("mypy", *session.posargs)
 
 
@@ -293,7 +293,7 @@ def tests(session: nox.Session) -> None:
     named = chosen != session.posargs
     codes = [0, 5] if session.posargs else [0]  # a selection may leave one of the two runs without a test
     main_suites = [str(ROOT / "tests" / suite) for suite in ("ops", "contract")]
-    install_ours(session, "front", extras="[demo,bench]")
+    install_ours(session, "front", extras="[demo,bench,moe]")
     session.run(*pytest, "--backend", "none", *([] if named else main_suites), *chosen, success_codes=codes)
     if missing := missing_compiler("cpu"):
         session.warn(f"{missing}: the suite did not run with the native wheels")

@@ -48,7 +48,7 @@ class Accelerator:
     def get_property(self, key: str) -> str | None:
         """The name of the preferred implementation for ``key``, or ``None``: no preference.
 
-        Keys in use: "grouped_mm" and "grouped_mm_wgrad".
+        Keys in use: "grouped_mm", "grouped_mm_wgrad", and "multi_gemm_moe" of ``multigemm.moe``.
         """
         return None
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+from .. import _dispatch
 from ._base import Accelerator
 
 
@@ -19,3 +20,9 @@ class CPUAccelerator(Accelerator):
 
     def capability(self) -> str:
         return torch.backends.cpu.get_cpu_capability()
+
+    def get_property(self, key: str) -> str | None:
+        """ "multigemm_moe" for "multi_gemm_moe" where a backend serves the CPU."""
+        if key == "multi_gemm_moe" and _dispatch.backend_for("cpu") is not None:
+            return "multigemm_moe"
+        return super().get_property(key)
