@@ -45,6 +45,23 @@ def test_compile(variant: str, backend: str, name: str, device: torch.device) ->
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("variant", ["gpt-oss", "deepseek-v3"])
+def test_torch_func(variant: str, name: str, device: torch.device) -> None:
+    layer = make({**SMALL, **VARIANTS[variant]}, name, device)
+    x = tokens(3, device)
+    jacobian = torch.autograd.functional.jacobian(layer, x)
+    torch.testing.assert_close(torch.func.jacrev(layer)(x), jacobian)
+
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return layer(x).square().sum()
+
+    leaf = x.clone().requires_grad_()
+    (force,) = torch.autograd.grad(energy(leaf), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(force.square().sum(), leaf)
+    ours = torch.func.grad(lambda x: torch.func.grad(energy)(x).square().sum())(x)
+    torch.testing.assert_close(ours, second)
+
+
 def test_compile_of_the_function_and_of_two_layers(device: torch.device) -> None:
     torch._dynamo.reset()
     first, second = make(SMALL, None, device), make({**SMALL, "top_k": 2}, "pytorch_multi_gemm_moe", device)

@@ -43,6 +43,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class _Spread(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
         return x.index_select(0, permutation // k)
@@ -58,6 +60,8 @@ class _Spread(torch.autograd.Function):
 
 
 class _Collect(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(rows: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
         places = inverse.view(-1, k)
@@ -77,6 +81,8 @@ class _Collect(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
         rows: torch.Tensor,
