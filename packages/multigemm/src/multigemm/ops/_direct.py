@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.autograd import forward_ad
+
+from ._library import forward_mode
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DEVICES = ("cpu", "cuda")
@@ -30,7 +31,7 @@ except AttributeError:  # private names that a torch to come may lack: then ever
 
 def possible(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Whether a call on these operands may go straight to its kernel."""
-    if _QUESTIONS is None or getattr(forward_ad, "_current_level", 0) >= 0:
+    if _QUESTIONS is None or forward_mode():
         return False
     kind = x.device.type
     if kind not in _DEVICES:  # meta tensors have no kernel; other devices may have keys of their own

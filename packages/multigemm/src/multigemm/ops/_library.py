@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 LIB = torch.library.Library("multigemm", "DEF")
@@ -53,6 +54,23 @@ def grad_needed(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation goes on; without it, nothing is kept for tangents."""
+    return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
+def has_tangent(*tensors: torch.Tensor | None) -> bool:
+    """Whether forward-mode differentiation carries a tangent of one of these through the call."""
+    if not forward_mode():
+        return False
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def sum_of(terms: list[torch.Tensor]) -> torch.Tensor | None:
+    """The sum of the parts of a tangent; None where there are none."""
+    return sum(terms[1:], terms[0]) if terms else None
+
+
 class Function(_SingleLevelFunction):
     """An autograd function that records one level of differentiation: the operators' Autograd kernels.
 
@@ -68,7 +86,8 @@ class Function(_SingleLevelFunction):
     @classmethod
     def run(cls, *arguments: Any) -> torch.Tensor:
         """The kernel: differentiates, or passes on where no gradient is needed."""
-        if not grad_needed(*(a for a in arguments if isinstance(a, torch.Tensor))):
+        tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
+        if not grad_needed(*tensors) and not has_tangent(*tensors):
             with torch._C._AutoDispatchBelowAutograd():
                 return cls.operator(*arguments)
         with enable_single_level_autograd_function():
@@ -77,7 +96,11 @@ class Function(_SingleLevelFunction):
 
     @classmethod
     def below(cls, *arguments: Any) -> torch.Tensor:
-        """The operator without this level of differentiation. Gradients stay enabled, which ``forward``
-        would disable, because outer levels of ``torch.func`` are still to come."""
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        """The operator without this level of differentiation. Gradients and tangents stay enabled, which
+        ``forward`` would disable, because outer levels of ``torch.func`` are still to come."""
+        with (
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+            torch._C._AutoDispatchBelowAutograd(),
+        ):
             return cls.operator(*arguments)

@@ -18,7 +18,16 @@ import torch
 from .. import _checks, _choice, _groups
 from .._errors import OptionError
 from . import _autocast, _direct, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
+from ._library import (
+    AUTOCAST_KEYS,
+    LIB,
+    Function,
+    forward_mode,
+    grad_needed,
+    has_tangent,
+    register_fake,
+    sum_of,
+)
 
 LIB.define(
     "grouped_mm(Tensor x, Tensor w, Tensor groups, bool offsets, Tensor? bias, "
@@ -87,7 +96,7 @@ def grouped_mm(
         raise OptionError(
             f"grouped_mm: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them."
         )
-    if grad_needed(x, w, bias):
+    if grad_needed(x, w, bias) or has_tangent(x, w, bias):
         raise OptionError(
             "grouped_mm: out= is not differentiable; leave it out or call under torch.no_grad()."
         )
@@ -184,6 +193,31 @@ class _GroupedMM(Function):
         ctx.shared_w = x.dim() == 3 and w.shape[1] == 1 and x.shape[1] != 1
         ctx.shared_bias = bias is not None and x.dim() == 3 and bias.shape[1] == 1 and x.shape[1] != 1
         ctx.options = (offsets, precision, implementation)
+        if forward_mode():
+            ctx.save_for_forward(x, w, groups)
+        ctx.out_dtype = output.dtype
+
+    @staticmethod
+    def jvp(
+        ctx: Any, x_tangent: torch.Tensor | None, w_tangent: torch.Tensor | None, *others: Any
+    ) -> torch.Tensor | None:
+        """dy = dx w + x dw + dbias, in the dtype of y."""
+        x, w, groups = ctx.saved_for_forward
+        offsets, precision, implementation = ctx.options
+        bias_tangent = others[2]
+
+        def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            result: torch.Tensor = torch.ops.multigemm.grouped_mm.default(
+                a, b, groups, offsets, bias, ctx.out_dtype, precision, implementation
+            )
+            return result
+
+        terms = [product(x_tangent, w)] if x_tangent is not None else []
+        if w_tangent is not None:
+            terms.append(product(x, w_tangent))
+        if bias_tangent is not None:
+            terms.append(product(torch.zeros_like(x), torch.zeros_like(w), bias_tangent))
+        return sum_of(terms)
 
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -17,7 +17,16 @@ import torch
 from .. import _checks, _choice, _groups, _rules
 from .._errors import OptionError
 from . import _autocast, _direct, _route, _vmap
-from ._library import AUTOCAST_KEYS, LIB, Function, grad_needed, register_fake
+from ._library import (
+    AUTOCAST_KEYS,
+    LIB,
+    Function,
+    forward_mode,
+    grad_needed,
+    has_tangent,
+    register_fake,
+    sum_of,
+)
 
 LIB.define(
     "grouped_mm_wgrad(Tensor x, Tensor gy, Tensor groups, bool offsets, bool sum_batch, "
@@ -74,7 +83,7 @@ def grouped_mm_wgrad(
         raise OptionError(
             f"grouped_mm_wgrad: out has dtype {out.dtype} but out_dtype is {out_dtype}; give one of them."
         )
-    if grad_needed(x, gy):
+    if grad_needed(x, gy) or has_tangent(x, gy):
         raise OptionError(
             "grouped_mm_wgrad: out= is not differentiable; leave it out or call under torch.no_grad()."
         )
@@ -179,11 +188,26 @@ class _GroupedMMWgrad(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, gy, groups, offsets, _, _, precision, implementation = inputs
+        x, gy, groups, offsets, sum_batch, _, precision, implementation = inputs
         x_needed, gy_needed = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if gy_needed else None, gy if x_needed else None, groups)
         ctx.dtype = x.dtype
         ctx.options = (offsets, None, None, precision, implementation)
+        if forward_mode():
+            ctx.save_for_forward(x, gy, groups)
+        ctx.forward_options = (offsets, sum_batch, output.dtype, precision, implementation)
+
+    @staticmethod
+    def jvp(
+        ctx: Any, x_tangent: torch.Tensor | None, gy_tangent: torch.Tensor | None, *others: Any
+    ) -> torch.Tensor | None:
+        """d(dw) = dx^T gy + x^T dgy, in the dtype of dw."""
+        x, gy, groups = ctx.saved_for_forward
+        wgrad = torch.ops.multigemm.grouped_mm_wgrad.default
+        terms = [wgrad(x_tangent, gy, groups, *ctx.forward_options)] if x_tangent is not None else []
+        if gy_tangent is not None:
+            terms.append(wgrad(x, gy_tangent, groups, *ctx.forward_options))
+        return sum_of(terms)
 
     @staticmethod
     def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
