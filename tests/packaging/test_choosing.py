@@ -9,8 +9,8 @@ the other major (https://github.com/NVIDIA/cuEquivariance/issues/193), loose ver
 (https://github.com/bitsandbytes-foundation/bitsandbytes/issues/2014).
 """
 
+import importlib.metadata
 import json
-import os
 import zipfile
 
 import pytest
@@ -364,7 +364,8 @@ sys.argv = ["pip", "install", "--quiet", "--no-deps", "--no-index", "--disable-p
 runpy.run_module("pip", run_name="__main__")
 """
     wheels = [str(wheel) for wheel in sorted(tmp_path.glob("*.whl"))]
-    pip = os.path.dirname(os.path.dirname(__import__("pip").__file__))
+    # Not imported: what setuptools hooks into that import warns where distutils was loaded before.
+    pip = str(importlib.metadata.distribution("pip").locate_file(""))
     done = start(code.format(home=str(home.folder), wheels=wheels), pip)
     assert done.returncode == 0, done.stderr
     listed = [
