@@ -36,6 +36,15 @@ class Services {
   std::vector<std::pair<void*, torch::stable::Tensor>> lent_;  // tensors keep the memory alive
 };
 
+inline void Services::release(void* context, void* memory) {
+  auto& lent = static_cast<Services*>(context)->lent_;
+  for (auto entry = lent.begin(); entry != lent.end(); ++entry)
+    if (entry->first == memory) {
+      lent.erase(entry);
+      return;
+    }
+}
+
 inline torch::headeronly::ScalarType scalar_type(int32_t dtype) {
   using torch::headeronly::ScalarType;
   switch (dtype) {

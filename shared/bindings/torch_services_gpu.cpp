@@ -52,15 +52,6 @@ void* Services::allocate(void* context, int64_t bytes) {
   }
 }
 
-void Services::release(void* context, void* memory) {
-  auto& lent = static_cast<Services*>(context)->lent_;
-  for (auto entry = lent.begin(); entry != lent.end(); ++entry)
-    if (entry->first == memory) {
-      lent.erase(entry);
-      return;
-    }
-}
-
 int32_t Services::matmul(void* context, const mg_matmul* product) {
   const int32_t device = static_cast<Services*>(context)->device_;
   return torch_matmul(product, torch::stable::Device(torch::headeronly::DeviceType::CUDA,

@@ -15,6 +15,31 @@
 include_guard()
 set(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/..")
 
+# What every GPU backend is built of, beside one vendor's BLAS and the kernels of one architecture.
+set(MULTIGEMM_GPU_SOURCES
+  blas/handles_gpu.cpp
+  kernels/grouped_mm/simt.cu
+  launch/call_gpu.cpp
+  launch/checks.cpp
+  launch/choose_gpu.cpp
+  launch/device_groups.cpp
+  launch/groups.cpp
+  launch/grouped_mm.cpp
+  launch/grouped_mm_gpu.cpp
+  launch/grouped_mm_wgrad.cpp
+  launch/grouped_mm_wgrad_gpu.cpp
+  launch/products_gpu.cpp
+  runtime/device.cpp
+  runtime/query.cpp
+  runtime/query_gpu.cpp
+  runtime/status.cpp
+)
+set(MULTIGEMM_GPU_BINDING
+  bindings/torch_services_gpu.cpp
+  bindings/torch_stable.cpp
+  launch/checks.cpp
+)
+
 # The folder PATH of the Python package PACKAGE that holds FILE, asked without importing it, or empty. A variable of
 # the name OVERRIDE, CMake's or the environment's, goes first.
 function(multigemm_find_in_package out package path file override)

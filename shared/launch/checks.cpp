@@ -65,6 +65,16 @@ const char* dtype_name(int32_t dtype) {
   }
 }
 
+const char* implementation_name(int32_t implementation) {
+  switch (implementation) {
+    case MG_NATIVE: return "native";
+    case MG_BLAS: return "blas";
+    case MG_TORCH: return "torch";
+    case MG_SIMT: return "simt";
+    default: return "";
+  }
+}
+
 void check(const mg_grouped_mm_problem* p) {
   check_common(p);
   check_pointer("w", p->w, p->groups.count && p->batch && p->inner && p->outer);

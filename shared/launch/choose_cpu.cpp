@@ -12,16 +12,6 @@ const KernelRow& row_of(Kernel kernel) {
   throw Failure(MG_INTERNAL, "a kernel is missing from the table");
 }
 
-const char* implementation_name(int32_t implementation) {
-  switch (implementation) {
-    case MG_NATIVE: return "native";
-    case MG_BLAS: return "blas";
-    case MG_TORCH: return "torch";
-    case MG_SIMT: return "simt";
-    default: return "";
-  }
-}
-
 // The asked implementation, or null for the automatic choice.
 const KernelRow* asked(const CallFacts& facts) {
   if (facts.implementation == MG_AUTO) return nullptr;

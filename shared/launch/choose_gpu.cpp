@@ -138,16 +138,6 @@ Found look_at(const KernelRow& row, const Problem& p, const DeviceFacts& device,
   return found;
 }
 
-const char* implementation_name(int32_t implementation) {
-  switch (implementation) {
-    case MG_NATIVE: return "native";
-    case MG_BLAS: return "blas";
-    case MG_TORCH: return "torch";
-    case MG_SIMT: return "simt";
-    default: return "";
-  }
-}
-
 // Kernels that may be taken when `implementation` is asked for. "native" is the best of this library's own.
 // The reason, if not.
 template <class Problem>
@@ -227,6 +217,14 @@ std::string explain_call(const Problem& p, const DeviceFacts& device, const Size
   return text + "]}";
 }
 
+void point_at_rows(const void*& data, int64_t (&stride)[3], const void* address, int64_t batch, int64_t columns,
+                   int32_t dtype) {
+  data = address;
+  stride[0] = packed_row(batch * columns, dtype);
+  stride[1] = columns;
+  stride[2] = 1;
+}
+
 }  // namespace
 
 int64_t packed_row(int64_t elements, int32_t dtype) {
@@ -236,30 +234,15 @@ int64_t packed_row(int64_t elements, int32_t dtype) {
 
 mg_grouped_mm_problem with_packed(const mg_grouped_mm_problem& p, bool first, bool, const void* address, const void*) {
   mg_grouped_mm_problem packed = p;
-  if (first) {
-    packed.x = address;
-    packed.x_stride[0] = packed_row(p.batch * p.inner, p.dtype);
-    packed.x_stride[1] = p.inner;
-    packed.x_stride[2] = 1;
-  }
+  if (first) point_at_rows(packed.x, packed.x_stride, address, p.batch, p.inner, p.dtype);
   return packed;
 }
 
 mg_grouped_mm_wgrad_problem with_packed(const mg_grouped_mm_wgrad_problem& p, bool first, bool second,
                                         const void* first_address, const void* second_address) {
   mg_grouped_mm_wgrad_problem packed = p;
-  if (first) {
-    packed.x = first_address;
-    packed.x_stride[0] = packed_row(p.batch * p.inner, p.dtype);
-    packed.x_stride[1] = p.inner;
-    packed.x_stride[2] = 1;
-  }
-  if (second) {
-    packed.gy = second_address;
-    packed.gy_stride[0] = packed_row(p.batch * p.outer, p.dtype);
-    packed.gy_stride[1] = p.outer;
-    packed.gy_stride[2] = 1;
-  }
+  if (first) point_at_rows(packed.x, packed.x_stride, first_address, p.batch, p.inner, p.dtype);
+  if (second) point_at_rows(packed.gy, packed.gy_stride, second_address, p.batch, p.outer, p.dtype);
   return packed;
 }
 

@@ -1,16 +1,11 @@
 // grouped_mm on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
-#include <optional>
-
-#include "blas/blas_gpu.h"
 #include "kernels/grouped_mm/rows_sm80.h"
 #include "kernels/grouped_mm/rows_sm90.h"
-#include "kernels/grouped_mm/simt.h"
+#include "launch/call_gpu.h"
 #include "launch/checks.h"
-#include "launch/choose_gpu.h"
 #include "launch/device_groups.h"
 #include "launch/grouped_mm.h"
 #include "launch/products_gpu.h"
-#include "launch/text.h"
 #include "runtime/status.h"
 
 namespace multigemm {
@@ -30,17 +25,15 @@ int64_t fold_batch(mg_grouped_mm_problem& p) {
   return batch;
 }
 
-bool by_products(const mg_grouped_mm_problem& p) { return p.implementation == MG_BLAS || p.implementation == MG_TORCH; }
+// `known`: the device is there and may be asked.
+std::string explain_on(const mg_grouped_mm_problem& given, const DeviceFacts& device, bool known) {
+  mg_grouped_mm_problem p = given;
+  (void)fold_batch(p);
+  return explain(p, device, facts_of(p, given, known));
+}
 
-SizesFacts facts_of(const mg_grouped_mm_problem& p, const mg_grouped_mm_problem& given, bool asks_stream) {
-  SizesFacts facts;
-  facts.on_host = (p.groups.flags & MG_GROUPS_ON_HOST) != 0;
-  if (facts.on_host) facts.present = static_cast<int64_t>(partition(given.groups, given.rows).blocks.size());
-  // Asked only where the answer matters: it costs host time.
-  if (by_products(p) && !facts.on_host && asks_stream) facts.capturing = is_capturing(p.stream);
-  facts.has_host_matmul = p.host && p.host->matmul;
-  if (asks_stream) facts.no_blas = blas_refusal();
-  return facts;
+std::string plan_on(const mg_grouped_mm_problem& given, const DeviceFacts& device) {
+  return explain_on(given, device, false);
 }
 
 }  // namespace
@@ -58,42 +51,19 @@ void run(const mg_grouped_mm_problem& given) {
 
   const DeviceGroups groups(given.groups, given.rows, scale, p.host, p.stream);
   p.groups = groups.get();
-  std::optional<DeviceMemory> packed;
-  if (choice.pack_first) {
-    const int64_t row = packed_row(p.batch * p.inner, p.dtype), bytes = dtype_bytes(p.dtype);
-    packed.emplace(p.host, p.stream, p.rows * row * bytes);
-    check_gpu(simt::pack({p.x,
-                          {p.x_stride[0], p.x_stride[1], p.x_stride[2]},
-                          packed->as<void>(),
-                          row,
-                          p.rows,
-                          p.batch,
-                          p.inner,
-                          static_cast<int>(bytes)},
-                         p.stream),
-              "the kernel that copies x");
-    p = with_packed(p, true, false, packed->as<void>(), nullptr);
-  }
+  const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
+  p = with_packed(p, choice.pack_first, false, x.address(), nullptr);
   switch (choice.row->kernel) {
     case Kernel::sm90: return check_gpu(launch_rows_sm90(p, device, p.stream), "launching rows_sm90");
     case Kernel::sm80: return check_gpu(launch_rows_sm80(p, device, p.stream), "launching rows_sm80");
-    default: {
-      const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * static_cast<int64_t>(sizeof(int64_t)));
-      return check_gpu(simt::rows(p, room.as<int64_t>(), p.stream), "launching rows_simt");
-    }
+    default: return run_simt(p);
   }
-}
-
-std::string plan_on(const mg_grouped_mm_problem& given, const DeviceFacts& device, bool asks_stream) {
-  mg_grouped_mm_problem p = given;
-  (void)fold_batch(p);
-  return explain(p, device, facts_of(p, given, asks_stream));
 }
 
 std::string plan(const mg_grouped_mm_problem& given) {
   const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  return plan_on(given, device, true);
+  return explain_on(given, device, true);
 }
 
 }  // namespace multigemm
@@ -102,9 +72,6 @@ extern "C" int32_t MG_NAME(mg_grouped_mm_plan)(const mg_grouped_mm_problem* prob
                                                char* text, int64_t capacity, int64_t* length) {
   return multigemm::guarded([&] {
     multigemm::check(problem);
-    if (!device) throw multigemm::Failure(MG_INVALID_ARGUMENT, "device is null");
-    const multigemm::DeviceFacts facts{
-        0, device->major, device->minor, device->multiprocessors, device->shared_bytes, device->l2_bytes};
-    multigemm::copy_text(multigemm::plan_on(*problem, facts, false), text, capacity, length);
+    multigemm::write_plan(multigemm::plan_on, *problem, device, text, capacity, length);
   });
 }

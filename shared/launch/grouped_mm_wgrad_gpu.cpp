@@ -1,16 +1,11 @@
 // grouped_mm_wgrad on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
-#include <optional>
-
-#include "blas/blas_gpu.h"
-#include "kernels/grouped_mm/simt.h"
 #include "kernels/grouped_mm/wgrad_sm80.h"
 #include "kernels/grouped_mm/wgrad_sm90.h"
+#include "launch/call_gpu.h"
 #include "launch/checks.h"
-#include "launch/choose_gpu.h"
 #include "launch/device_groups.h"
 #include "launch/grouped_mm.h"
 #include "launch/products_gpu.h"
-#include "launch/text.h"
 #include "runtime/status.h"
 
 namespace multigemm {
@@ -29,21 +24,15 @@ int64_t fold_batch(mg_grouped_mm_wgrad_problem& p) {
   return batch;
 }
 
-SizesFacts facts_of(const mg_grouped_mm_wgrad_problem& p, const mg_grouped_mm_wgrad_problem& given, bool asks_stream) {
-  SizesFacts facts;
-  facts.on_host = (p.groups.flags & MG_GROUPS_ON_HOST) != 0;
-  if (facts.on_host) facts.present = static_cast<int64_t>(partition(given.groups, given.rows).blocks.size());
-  // Asked only where the answer matters: it costs host time.
-  const bool by_products = p.implementation == MG_BLAS || p.implementation == MG_TORCH;
-  if (by_products && !facts.on_host && asks_stream) facts.capturing = is_capturing(p.stream);
-  facts.has_host_matmul = p.host && p.host->matmul;
-  if (asks_stream) facts.no_blas = blas_refusal();
-  return facts;
+// `known`: the device is there and may be asked.
+std::string explain_on(const mg_grouped_mm_wgrad_problem& given, const DeviceFacts& device, bool known) {
+  mg_grouped_mm_wgrad_problem p = given;
+  (void)fold_batch(p);
+  return explain(p, device, facts_of(p, given, known));
 }
 
-void run_simt(const mg_grouped_mm_wgrad_problem& p) {
-  const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * static_cast<int64_t>(sizeof(int64_t)));
-  check_gpu(simt::wgrad(p, room.as<int64_t>(), p.stream), "launching wgrad_simt");
+std::string plan_on(const mg_grouped_mm_wgrad_problem& given, const DeviceFacts& device) {
+  return explain_on(given, device, false);
 }
 
 }  // namespace
@@ -66,26 +55,9 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
 
   const DeviceGroups groups(given.groups, given.rows, scale, p.host, p.stream);
   p.groups = groups.get();
-  const int64_t bytes = dtype_bytes(p.dtype);
-  std::optional<DeviceMemory> x, gy;
-  auto pack = [&](std::optional<DeviceMemory>& memory, const void* from, const int64_t* stride, int64_t columns,
-                  const char* what) {
-    const int64_t row = packed_row(p.batch * columns, p.dtype);
-    memory.emplace(p.host, p.stream, p.rows * row * bytes);
-    check_gpu(simt::pack({from,
-                          {stride[0], stride[1], stride[2]},
-                          memory->as<void>(),
-                          row,
-                          p.rows,
-                          p.batch,
-                          columns,
-                          static_cast<int>(bytes)},
-                         p.stream),
-              what);
-  };
-  if (choice.pack_first) pack(x, p.x, p.x_stride, p.inner, "the kernel that copies x");
-  if (choice.pack_second) pack(gy, p.gy, p.gy_stride, p.outer, "the kernel that copies gy");
-  p = with_packed(p, choice.pack_first, choice.pack_second, x ? x->as<void>() : nullptr, gy ? gy->as<void>() : nullptr);
+  const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
+  const PackedRows gy(choice.pack_second, operand_gy(p), p.host, p.stream);
+  p = with_packed(p, choice.pack_first, choice.pack_second, x.address(), gy.address());
   switch (choice.row->kernel) {
     case Kernel::sm90: return check_gpu(launch_wgrad_sm90(p, device, p.stream), "launching wgrad_sm90");
     case Kernel::sm80: return check_gpu(launch_wgrad_sm80(p, device, p.stream), "launching wgrad_sm80");
@@ -93,16 +65,10 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
   }
 }
 
-std::string plan_on(const mg_grouped_mm_wgrad_problem& given, const DeviceFacts& device, bool asks_stream) {
-  mg_grouped_mm_wgrad_problem p = given;
-  (void)fold_batch(p);
-  return explain(p, device, facts_of(p, given, asks_stream));
-}
-
 std::string plan(const mg_grouped_mm_wgrad_problem& given) {
   const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  return plan_on(given, device, true);
+  return explain_on(given, device, true);
 }
 
 }  // namespace multigemm
@@ -112,9 +78,6 @@ extern "C" int32_t MG_NAME(mg_grouped_mm_wgrad_plan)(const mg_grouped_mm_wgrad_p
                                                      int64_t* length) {
   return multigemm::guarded([&] {
     multigemm::check(problem);
-    if (!device) throw multigemm::Failure(MG_INVALID_ARGUMENT, "device is null");
-    const multigemm::DeviceFacts facts{
-        0, device->major, device->minor, device->multiprocessors, device->shared_bytes, device->l2_bytes};
-    multigemm::copy_text(multigemm::plan_on(*problem, facts, false), text, capacity, length);
+    multigemm::write_plan(multigemm::plan_on, *problem, device, text, capacity, length);
   });
 }

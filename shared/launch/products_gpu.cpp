@@ -6,6 +6,7 @@
 
 #include "blas/blas_gpu.h"
 #include "kernels/grouped_mm/simt.h"
+#include "launch/call_gpu.h"
 #include "launch/checks.h"
 #include "launch/device_groups.h"
 #include "runtime/status.h"
@@ -26,6 +27,14 @@ constexpr size_t kFewProducts = 4;
 // where something else would round them once more; TF32 has room for all of their bits.
 int32_t sums_of(int32_t dtype, bool rounded_again) { return is_half(dtype) && rounded_again ? MG_FLOAT32 : dtype; }
 
+// The grouped product takes strides of 32 bits, the others of 64.
+bool suits_grouped(const std::vector<mg_matmul>& products) {
+  const mg_matmul& any = products[0];  // the strides of all
+  int64_t widest = 0;
+  for (int i = 1; i < 3; ++i) widest = std::max({widest, any.a_stride[i], any.b_stride[i], any.c_stride[i]});
+  return any.batch == 1 && products.size() >= kFewProducts && widest <= 0x7fffffff && has_grouped_products();
+}
+
 template <class Problem>
 void multiply(const std::vector<mg_matmul>& products, const Problem& p, const DeviceFacts& device, bool by_torch,
               bool accumulate) {
@@ -38,9 +47,9 @@ void multiply(const std::vector<mg_matmul>& products, const Problem& p, const De
   }
   const BorrowedHandle handle(device, p.stream, p.host);
   const int32_t precision = products[0].dtype == p.dtype ? p.precision : MG_PRECISION_TF32;
-  if (!accumulate && products[0].batch == 1 && products.size() >= kFewProducts && has_grouped_products()) {
+  if (!accumulate && suits_grouped(products)) {
     const int64_t count = static_cast<int64_t>(products.size());
-    const DeviceMemory room(p.host, p.stream, 3 * count * static_cast<int64_t>(sizeof(int64_t)));
+    const DeviceMemory room(p.host, p.stream, 3 * count * kNumber);
     blas_products(products, precision, room.as<int64_t>(), handle, p.stream);
     return;
   }
@@ -48,8 +57,8 @@ void multiply(const std::vector<mg_matmul>& products, const Problem& p, const De
 }
 
 // Groups of equal heights whose rows and matrices follow each other are one strided-batched product.
-bool merge_equal(std::vector<mg_matmul>& products, int32_t dtype) {
-  if (products.size() < 2 || products[0].batch != 1) return false;
+void merge_equal(std::vector<mg_matmul>& products, int32_t dtype) {
+  if (products.size() < 2 || products[0].batch != 1) return;
   const mg_matmul &first = products[0], &second = products[1];
   const int64_t bytes = dtype_bytes(dtype);
   auto step = [&](const void* from, const void* to) {
@@ -60,7 +69,7 @@ bool merge_equal(std::vector<mg_matmul>& products, int32_t dtype) {
     const mg_matmul &before = products[i - 1], &here = products[i];
     if (here.rows != first.rows || here.inner != first.inner || step(before.a, here.a) != a ||
         step(before.b, here.b) != b || step(before.c, here.c) != c)
-      return false;
+      return;
   }
   mg_matmul merged = first;
   merged.batch = static_cast<int64_t>(products.size());
@@ -68,7 +77,6 @@ bool merge_equal(std::vector<mg_matmul>& products, int32_t dtype) {
   merged.b_stride[0] = b;
   merged.c_stride[0] = c;
   products = {merged};
-  return true;
 }
 
 // A library sees matrices: each operand has a unit stride along its rows or its columns, and no element twice.
@@ -77,30 +85,19 @@ bool readable(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_
          ((row_stride == 1 || rows == 1) && (column_stride >= rows || columns == 1));
 }
 
-// An operand [N, B, C], copied where a library can't read it as it is, and to the dtype of the sums.
+// An operand, copied where a library can't read it as it is, and to the dtype of the sums.
 class Readable {
  public:
-  Readable(const void* data, const int64_t (&stride)[3], int64_t rows, int64_t batch, int64_t columns, int32_t dtype,
-           int32_t sum, bool copied, const mg_host* host, void* stream)
-      : data(data), stride{stride[0], stride[1], stride[2]} {
-    if (!copied && sum == dtype) return;
-    const int64_t bytes = dtype_bytes(sum);
-    memory_.emplace(host, stream, rows * batch * columns * bytes);
-    check_gpu(simt::pack({data,
-                          {stride[0], stride[1], stride[2]},
-                          memory_->as<void>(),
-                          batch * columns,
-                          rows,
-                          batch,
-                          columns,
-                          static_cast<int>(bytes),
-                          sum == dtype ? 0 : dtype},
-                         stream),
-              "the kernel that copies an operand");
-    this->data = memory_->as<void>();
-    this->stride[0] = batch * columns;
-    this->stride[1] = columns;
-    this->stride[2] = 1;
+  Readable(const Operand& from, int32_t sum, bool copied, const mg_host* host, void* stream)
+      : data(from.data), stride{from.stride[0], from.stride[1], from.stride[2]} {
+    if (!copied && sum == from.dtype) return;
+    const int64_t row = from.batch * from.columns;
+    memory_.emplace(host, stream, from.rows * row * dtype_bytes(sum));
+    copy_operand(from, memory_->as<void>(), row, sum, stream);
+    data = memory_->as<void>();
+    stride[0] = row;
+    stride[1] = from.columns;
+    stride[2] = 1;
   }
   const void* data;
   int64_t stride[3];
@@ -121,17 +118,13 @@ void pack_w(mg_grouped_mm_problem& p, int32_t sum, std::optional<DeviceMemory>& 
   const int64_t bytes = dtype_bytes(sum), batch = p.w_stride[1] == 0 ? 1 : p.batch, matrix = p.inner * p.outer;
   memory.emplace(p.host, p.stream, p.groups.count * batch * matrix * bytes);
   for (int64_t b = 0; b < batch; ++b)
-    check_gpu(simt::pack({moved(p.w, b * p.w_stride[1], p.dtype),
-                          {p.w_stride[0], p.w_stride[2], p.w_stride[3]},
-                          memory->as<char>() + b * matrix * bytes,
-                          batch * matrix,
-                          p.groups.count,
-                          p.inner,
-                          p.outer,
-                          static_cast<int>(bytes),
-                          sum == p.dtype ? 0 : p.dtype},
-                         p.stream),
-              "the kernel that copies w");
+    copy_operand({moved(p.w, b * p.w_stride[1], p.dtype),
+                  {p.w_stride[0], p.w_stride[2], p.w_stride[3]},
+                  p.groups.count,
+                  p.inner,
+                  p.outer,
+                  p.dtype},
+                 memory->as<char>() + b * matrix * bytes, batch * matrix, sum, p.stream);
   p.w = memory->as<void>();
   p.w_stride[0] = batch * matrix;
   p.w_stride[1] = p.w_stride[1] == 0 ? 0 : matrix;
@@ -147,8 +140,7 @@ void write_zero_rows(const mg_grouped_mm_problem& p, int64_t used) {
   tail.out = const_cast<char*>(moved(p.out, used * p.out_stride[0], p.out_dtype));
   tail.groups.count = 0;
   tail.bias = nullptr;
-  const DeviceMemory room(p.host, p.stream, simt::room_for(0) * kNumber);
-  check_gpu(simt::rows(tail, room.as<int64_t>(), p.stream), "the kernel that writes zeros");
+  run_simt(tail);
 }
 
 }  // namespace
@@ -158,7 +150,7 @@ void rows_by_products(const mg_grouped_mm_problem& given, const Partition& group
   mg_grouped_mm_problem p = given;
   const int32_t sum = sums_of(p.dtype, p.out_dtype != p.dtype || (p.bias && by_torch));
   const bool x_copied = !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
-  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, sum, x_copied, p.host, p.stream);
+  const Readable x(operand_x(p), sum, x_copied, p.host, p.stream);
   std::optional<DeviceMemory> w;
   pack_w(p, sum, w);
   const bool direct =
@@ -218,8 +210,8 @@ void wgrad_by_products(const mg_grouped_mm_wgrad_problem& given, const Partition
   const bool folded = p.sum_batch && p.batch > 1;
   const bool x_copied = folded || !readable(p.rows, p.inner, p.x_stride[0], p.x_stride[2]);
   const bool gy_copied = folded || !readable(p.rows, p.outer, p.gy_stride[0], p.gy_stride[2]);
-  const Readable x(p.x, p.x_stride, p.rows, p.batch, p.inner, p.dtype, sum, x_copied, p.host, p.stream);
-  const Readable gy(p.gy, p.gy_stride, p.rows, p.batch, p.outer, p.dtype, sum, gy_copied, p.host, p.stream);
+  const Readable x(operand_x(p), sum, x_copied, p.host, p.stream);
+  const Readable gy(operand_gy(p), sum, gy_copied, p.host, p.stream);
   const int64_t matrix = p.inner * p.outer, batch = p.sum_batch ? 1 : p.batch, rows_each = folded ? p.batch : 1;
   const bool direct =
       p.out_dtype == sum && (p.out_stride[3] == 1 || p.outer == 1) && (p.out_stride[2] >= p.outer || p.inner == 1);
@@ -236,8 +228,7 @@ void wgrad_by_products(const mg_grouped_mm_wgrad_problem& given, const Partition
     const NoRows none(p.groups.count, p.host, p.stream);
     nothing.rows = 0;
     nothing.groups = none.get();
-    const DeviceMemory room(p.host, p.stream, simt::room_for(p.groups.count) * kNumber);
-    check_gpu(simt::wgrad(nothing, room.as<int64_t>(), p.stream), "the kernel that writes zeros");
+    run_simt(nothing);
   }
   std::vector<mg_matmul> products;
   for (const Block& g : groups.blocks) {

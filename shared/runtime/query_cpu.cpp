@@ -9,15 +9,9 @@
 namespace multigemm {
 
 std::string query() {
-  std::string rows, wgrad;
-  for (const KernelRow& row : kKernels) {
-    rows += std::string(rows.empty() ? "\"" : ", \"") + row.rows_name + "\"";
-    wgrad += std::string(wgrad.empty() ? "\"" : ", \"") + row.wgrad_name + "\"";
-  }
   return "{\"protocol\": " + std::to_string(MG_PROTOCOL) + ", \"abi\": " + std::to_string(MG_ABI) +
          ", \"version\": \"" MG_VERSION "\", \"name\": \"cpu\", \"kind\": \"cpu\", \"level\": \"" + cpu_level().name +
-         "\", \"blas\": \"" + blas_name() + "\", \"kernels\": {\"grouped_mm\": [" + rows +
-         "], \"grouped_mm_wgrad\": [" + wgrad + "]}}";
+         "\", \"blas\": \"" + blas_name() + "\", " + kernels_field(kKernels) + "}";
 }
 
 }  // namespace multigemm

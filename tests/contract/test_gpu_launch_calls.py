@@ -224,6 +224,28 @@ def test_products_are_as_few_as_can_be(standin: kit.Library, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_strides_past_32_bits_go_one_by_one(standin: kit.Library, op: str) -> None:
+    """The product that takes many at once has strides of 32 bits; here rows of w or dw lie further apart."""
+    standin.let(kit.NOTHING)
+    standin.control["grouped_products"](True)
+    far = 2**31 + 64
+    w = torch.empty(far + 64, dtype=torch.float32).as_strided((5, 2, 4), (4, far, 1))
+    x, gy, groups = torch.randn(11, 2), torch.randn(11, 4), torch.tensor([1, 1, 2, 3, 4])
+    if op == "grouped_mm":
+        w.copy_(torch.randn(5, 2, 4))
+        problem: Any = _abi.grouped_mm_problem(x, w, groups, False, None, gy, "", "blas")
+    else:
+        problem = _abi.grouped_mm_wgrad_problem(x, gy, groups, False, False, w, "", "blas")
+    done = kit.call(standin, problem, [x], groups, on_host=True)
+    assert done.status == _abi.OK, done.error
+    assert [c for c in done.calls() if c.startswith("blas_")] == ["blas_product"] * 5
+    got, wanted = (gy, oracle.grouped_mm(x, w, groups.tolist())) if op == "grouped_mm" else (w, None)
+    if wanted is None:
+        wanted = oracle.grouped_mm_wgrad(x, gy, groups.tolist())
+    oracle.assert_close(got, wanted, torch.float32, 11, 8.0)
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_entries_of_b_become_rows_where_they_can(standin: kit.Library, op: str) -> None:
     standin.let(kit.ANYTHING)
     x, gy, w = torch.randn(20, 3, 8), torch.randn(20, 3, 8), torch.randn(2, 1, 8, 8)

@@ -236,7 +236,11 @@ def start(code, *paths, env=None, arguments=(), timeout=120):
 
 def run(code, *paths, env=None, arguments=()):
     """Run code that calls ``show(...)`` once; returns the values shown. A failing process fails the test."""
-    done = start(code, *paths, env=env, arguments=arguments)
+    return shown(start(code, *paths, env=env, arguments=arguments))
+
+
+def shown(done):
+    """The values that a finished process has shown."""
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == 1, done.stdout + done.stderr
@@ -269,3 +273,44 @@ show(**out)
 
 def ask(device, *paths, env=None):
     return run(ASK.format(device=device), *paths, env=env)
+
+
+# --- this environment -----------------------------------------------------------------------------
+
+
+class Wheel:
+    """A backend that is installed beside this interpreter, or is not."""
+
+    def __init__(self, name):
+        self.name = name
+        spec = importlib.util.find_spec(f"multigemm_{name}")
+        self.installed = spec is not None
+        self.folder = Path(spec.origin).parent if self.installed else Path()
+        self.info = json.loads((self.folder / "backend.json").read_text()) if self.installed else {}
+        self.core, self.binding = (str(self.folder / self.info.get(part, "")) for part in ("core", "library"))
+        # Opens the core alone: no PyTorch.
+        self.open = f"""
+import ctypes
+handle = ctypes.CDLL({self.core!r})
+handle.mg_query_{name}.restype = ctypes.c_char_p
+query = json.loads(handle.mg_query_{name}())
+"""
+
+
+def run_here(code, **env):
+    """Run code in a fresh process of this environment; returns what it showed."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MULTIGEMM_", "LD_"))}
+    command = [sys.executable, "-c", PRELUDE + code]
+    return shown(
+        subprocess.run(command, env=kept | env, cwd="/", capture_output=True, text=True, check=False)
+    )
+
+
+def ci_script(name):
+    """A script of ci/ as a module; it is no package."""
+    path = Path(__file__).resolve().parents[2] / "ci" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"multigemm_ci_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    return module

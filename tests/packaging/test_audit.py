@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from loading_kit import ci_script
 
 pytest.importorskip("elftools", reason="the audit reads libraries with pyelftools")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -65,12 +65,7 @@ RPATH = "$ORIGIN:$ORIGIN/../../scipy_openblas32/lib"
 
 @pytest.fixture(scope="module")
 def audit() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "ci" / "audit.py"
-    spec = importlib.util.spec_from_file_location("multigemm_audit", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("audit")
 
 
 def _compile(folder: Path, name: str, code: str, *flags: str) -> Path:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loading_kit import ci_script
 
 pytest.importorskip("elftools", reason="the check reads libraries with pyelftools")
 
 
 @pytest.fixture(scope="module")
 def checker() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "ci" / "code_objects.py"
-    spec = importlib.util.spec_from_file_location("multigemm_code_objects", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("code_objects")
 
 
 def elf(machine: int, kernels: tuple[str, ...] = ("rows",), local: int = 0) -> bytes:

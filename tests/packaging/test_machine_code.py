@@ -5,14 +5,13 @@ The text of a disassembly shows it anywhere; where nvcc and cuobjdump are, small
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from loading_kit import ci_script
 
 SASS = """
 Fatbin elf code:
@@ -57,13 +56,7 @@ CLEAN = "__global__ void clean(float* x, int i) { x[i] += 1; }\n"
 
 @pytest.fixture(scope="module")
 def checker() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "ci" / "machine_code.py"
-    spec = importlib.util.spec_from_file_location("multigemm_machine_code", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its dataclasses look up their annotations
-    spec.loader.exec_module(module)
-    return module
+    return ci_script("machine_code")
 
 
 def _findings(checker: ModuleType, sass: str, architectures: tuple[str, ...] = ("sm_90a",)) -> list[str]:

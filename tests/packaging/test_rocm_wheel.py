@@ -6,34 +6,22 @@ Public reports behind the cases: a backend for another PyTorch
 (https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1890).
 """
 
-import importlib.util
-import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from loading_kit import PRELUDE
+from loading_kit import Wheel, run_here
 
-SPEC = importlib.util.find_spec("multigemm_rocm")
+WHEEL = Wheel("rocm")
+INFO, OPEN = WHEEL.info, WHEEL.open
 pytestmark = [
-    pytest.mark.skipif(SPEC is None, reason="multigemm-rocm is not installed"),
+    pytest.mark.skipif(not WHEEL.installed, reason="multigemm-rocm is not installed"),
     pytest.mark.skipif(torch.version.hip is not None, reason="this PyTorch has ROCm"),
 ]
-FOLDER = Path(SPEC.origin).parent if SPEC is not None else Path()
-INFO = json.loads((FOLDER / "backend.json").read_text()) if SPEC is not None else {}
-CORE, BINDING = (str(FOLDER / INFO.get(part, "")) for part in ("core", "library"))
 SOURCE = Path(__file__).with_name("hip_stand_in.c")
 STREAM, OTHER_STREAM = 0x5000, 0x6000
-OPEN = f"""
-import ctypes
-handle = ctypes.CDLL({CORE!r})
-handle.mg_query_rocm.restype = ctypes.c_char_p
-query = json.loads(handle.mg_query_rocm())
-"""
 CALL = f"""
 import torch
 from multigemm import _abi
@@ -76,16 +64,6 @@ hip, hip_log = load({hip!r}, "hip_log")
 LOAD_BLAS = 'hipblas, hipblas_log = load({blas!r}, "hipblas_log")\n'
 
 
-def run(code, **env):
-    """Run code in a fresh process of this environment; returns what it showed."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MULTIGEMM_", "LD_"))}
-    command = [sys.executable, "-c", PRELUDE + code]
-    done = subprocess.run(command, env=kept | env, cwd="/", capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT "))
-
-
 @pytest.fixture(scope="module")
 def stand_ins(tmp_path_factory):
     """Paths of libraries that stand in for AMD's: the runtime, hipBLAS, and an older hipBLAS."""
@@ -110,19 +88,8 @@ def stand_ins(tmp_path_factory):
 # --- without anything of AMD's --------------------------------------------------------------------
 
 
-def test_doctor_refuses_it_and_the_cpu_goes_on():
-    done = subprocess.run(
-        [sys.executable, "-m", "multigemm", "doctor", "--json"], capture_output=True, text=True, check=False
-    )
-    report = json.loads(done.stdout)
-    [entry] = [entry for entry in report["backends"] if entry["backend"] == "rocm"]
-    assert (entry["verdict"], entry["opened"]) == ("refused", False)
-    assert "has no GPU support" in entry["reason"]
-    assert report["healthy"] and done.returncode == 0
-
-
 def test_the_library_answers_without_rocm():
-    shown = run(
+    shown = run_here(
         OPEN + "show(query=query, mapped=[p for p in mapped() if 'hip' in p], torch='torch' in sys.modules)"
     )
     assert not shown["torch"] and shown["mapped"] == []
@@ -136,27 +103,11 @@ def test_the_library_answers_without_rocm():
     }
 
 
-def test_its_structs_are_the_fronts():
-    code = OPEN + CALL + "show(theirs=library.struct_sizes(), ours=[ctypes.sizeof(s) for s in _abi.STRUCTS])"
-    shown = run(code)
-    assert shown["theirs"] == shown["ours"]
-
-
 def test_a_call_without_rocm_fails_with_a_status():
-    status, text, _ = run(OPEN + CALL + "show(result=call())")["result"]
+    status, text, _ = run_here(OPEN + CALL + "show(result=call())")["result"]
     assert status != 0
     assert text.startswith("MG_DEVICE_ERROR") and "hipErrorNoDevice" in text
     assert "no HIP runtime, libamdhip64, is loaded in this process" in text
-
-
-def test_beside_a_pytorch_for_the_cpu_its_registration_does_no_harm():
-    code = f"""
-import torch, multigemm
-torch.ops.load_library({BINDING!r})
-x, w = torch.ones(3, 2), torch.ones(2, 2, 4)
-show(y=multigemm.grouped_mm(x, w, torch.tensor([1, 2])).unique().tolist())
-"""
-    assert run(code)["y"] == [2.0]
 
 
 # --- a stand-in for the runtime -------------------------------------------------------------------
@@ -168,7 +119,9 @@ show(y=multigemm.grouped_mm(x, w, torch.tensor([1, 2])).unique().tolist())
 def test_kernels_are_launched_on_the_calls_device_and_stream(stand_ins, which, first):
     load = LOAD.format(hip=stand_ins[which])
     code = (load + OPEN if first else OPEN + load) + CALL
-    shown = run(code + "show(result=call('simt'), log=hip_log(), again=call('simt'), log_again=hip_log())")
+    shown = run_here(
+        code + "show(result=call('simt'), log=hip_log(), again=call('simt'), log_again=hip_log())"
+    )
     assert shown["result"][0] == shown["again"][0] == 0, shown
     assert shown["log"][0] == "register FPIH"  # 0x48495046 in the bytes of a little-endian machine
     assert sum(line.startswith("register") for line in shown["log"] + shown["log_again"]) == 1
@@ -189,7 +142,7 @@ def test_kernels_are_launched_on_the_calls_device_and_stream(stand_ins, which, f
 
 def test_the_callers_device_stays_when_it_is_the_calls(stand_ins):
     code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
-    log = run(code + "show(result=call('simt', device=0), log=hip_log())")["log"]
+    log = run_here(code + "show(result=call('simt', device=0), log=hip_log())")["log"]
     assert not any(line.startswith("device") for line in log)
 
 
@@ -207,7 +160,7 @@ hip.hip_fail(b"", 0)
 show(told=told, after=call("simt")[0])
 """
     )
-    shown = run(code)
+    shown = run_here(code)
     for name, (status, text, log) in shown["told"].items():
         assert status != 0
         assert text.startswith("MG_DEVICE_ERROR")
@@ -226,19 +179,19 @@ show(told=told, after=call("simt")[0])
 
 def test_a_device_without_machine_code_is_told_as_that(stand_ins):
     code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL + "hip.hip_fail(b'hipLaunchKernel', 209)\n"
-    _, text, _ = run(code + "show(result=call('simt'))")["result"]
+    _, text, _ = run_here(code + "show(result=call('simt'))")["result"]
     assert text.startswith("MG_UNSUPPORTED") and "was not built for this device" in text
 
 
 def test_a_device_that_is_not_there(stand_ins):
     code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
-    _, text, _ = run(code + "show(result=call('simt', device=2))")["result"]
+    _, text, _ = run_here(code + "show(result=call('simt', device=2))")["result"]
     assert text.startswith("MG_INVALID_ARGUMENT") and "there are 2 devices" in text
 
 
 def test_without_hipblas_the_portable_kernel_serves(stand_ins):
     code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL
-    shown = run(code + "show(auto=call(), log=hip_log(), blas=call('blas'))")
+    shown = run_here(code + "show(auto=call(), log=hip_log(), blas=call('blas'))")
     assert shown["auto"][0] == 0 and any("rows_simt" in line for line in shown["log"])
     _, text, _ = shown["blas"]
     assert text.startswith("MG_UNSUPPORTED")
@@ -260,7 +213,7 @@ cases = [{}, {"transposed": True}, {"wgrad": True}, {"groups": (2, 1, 2)}]
 show(told=[(call("blas", **case), hipblas_log()) for case in cases])
 """
     )
-    told = run(code)["told"]
+    told = run_here(code)["told"]
     for (result, log), count in zip(told, (2, 2, 2, 3), strict=True):
         assert result == [0, "", True]
         products = [line for line in log if "gemm" in line]
@@ -281,7 +234,7 @@ for device, stream in [(1, {STREAM}), (1, {STREAM}), (1, {OTHER_STREAM}), (0, {S
 show(logs=logs)
 """
     )
-    logs = run(code)["logs"]
+    logs = run_here(code)["logs"]
     made = [[line for line in log if line.startswith("create")] for log in logs]
     assert made == [["create 1"], [], [], ["create 2"]]
     for log, number, stream in zip(logs, (1, 1, 1, 2), (STREAM, STREAM, OTHER_STREAM, STREAM), strict=True):
@@ -314,7 +267,7 @@ told = [plan(True), plan(False), plan(True, "native"), plan(False, "blas")]
 show(told=told, log=hipblas_log() + hip_log())
 """
     )
-    shown = run(code)
+    shown = run_here(code)
     assert [told["kernel"] for told in shown["told"]] == ["blas", "rows_simt", "rows_simt", "blas"]
     for told in shown["told"]:
         kernels = {told["kernel"], *(other["kernel"] for other in told["others"])}
@@ -324,7 +277,7 @@ show(told=told, log=hipblas_log() + hip_log())
 
 def test_a_failure_of_hipblas_is_told_by_its_name(stand_ins):
     code = with_blas(stand_ins) + "hipblas.hipblas_fail(b'hipblasGemmStridedBatchedEx', 7)\n"
-    shown = run(code + "show(result=call('blas'), log=hip_log())")
+    shown = run_here(code + "show(result=call('blas'), log=hip_log())")
     _, text, _ = shown["result"]
     assert text.startswith("MG_DEVICE_ERROR")
     assert "hipblasGemmStridedBatchedEx failed: HIPBLAS_STATUS_NOT_SUPPORTED" in text
@@ -332,14 +285,14 @@ def test_a_failure_of_hipblas_is_told_by_its_name(stand_ins):
 
 
 def test_an_older_hipblas_is_not_taken(stand_ins):
-    shown = run(with_blas(stand_ins, "older") + "show(result=call('blas'), log=hipblas_log())")
+    shown = run_here(with_blas(stand_ins, "older") + "show(result=call('blas'), log=hipblas_log())")
     _, text, _ = shown["result"]
     assert text.startswith("MG_UNSUPPORTED") and "no hipBLAS of ROCm 7" in text
     assert shown["log"] == []
 
 
 def test_sizes_on_the_device_are_read_back_on_the_calls_stream(stand_ins):
-    shown = run(with_blas(stand_ins) + "show(result=call('blas', on_host=False), log=hip_log())")
+    shown = run_here(with_blas(stand_ins) + "show(result=call('blas', on_host=False), log=hip_log())")
     assert shown["result"][0] == 0
     assert f"copy 24 kind 2 stream {STREAM:#x}" in shown["log"]
     assert f"synchronize stream {STREAM:#x}" in shown["log"]

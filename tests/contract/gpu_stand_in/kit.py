@@ -28,11 +28,11 @@ MARGIN, MARK = 256, 0xA5
 
 
 def sources() -> list[Path]:
-    """What the CUDA backend is built of, but for one vendor's BLAS and the kernels of one architecture."""
-    text = (ROOT / "packages" / "multigemm-cu13" / "CMakeLists.txt").read_text(encoding="utf-8")
-    found = re.search(r"^  SOURCES\n((?:    \S+\n)+)", text, re.MULTILINE)
-    assert found, "the sources of the CUDA backend are not where they were"
-    names = [name for name in found[1].split() if not re.search(r"^blas/|_sm\d+\.cu$", name)]
+    """What every GPU backend is built of, but for its pool of BLAS handles."""
+    text = (ROOT / "shared" / "cmake" / "MultigemmBackend.cmake").read_text(encoding="utf-8")
+    found = re.search(r"^set\(MULTIGEMM_GPU_SOURCES\n((?:  \S+\n)+)\)", text, re.MULTILINE)
+    assert found, "the sources of the GPU backends are not where they were"
+    names = [name for name in found[1].split() if not name.startswith("blas/")]
     return [ROOT / "shared" / name for name in names] + sorted(HERE.glob("*.cpp"))
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from . import _discovery, _opening
@@ -76,27 +76,20 @@ def resolve(device_type: str) -> Answer:
     front = _front()
     decision = _decide(device_type, torch, _discovery.installed(), front)
     remarks = "multigemm: " + "; ".join(decision.notes) if decision.notes else None
-    steps: list[str] = []
-    failure = decision.failure
-    if decision.chosen is not None:
-        try:
-            backend = _opening.open_backend(decision.chosen, front, steps)
-        except _opening.OpeningError as error:
-            failure = error.failure
-        else:
-            text = f"backend {backend.name} {backend.version} is open"
-            return Answer(device_type, backend, text, text, tuple(steps), warning=remarks)
+    opened, failure, steps = _open(decision, front, _opening.open_backend, remarks)
+    if opened is not None:
+        return opened
     if failure is None:
         text = f"no backend for {device_type!r} is installed or wanted; the reference answers"
         return _reference(device_type, text, remarks)
-    text = explain_failure(decision, failure, torch, front, tuple(steps))
+    text = explain_failure(decision, failure, torch, front, steps)
     raises, warns = decision.on_failure == "raise", decision.on_failure == "warn"
     return Answer(
         device_type,
         None,
         text,
         failure.cause,
-        tuple(steps),
+        steps,
         refusal=failure if raises else None,
         warning=text if warns else None,
     )
@@ -109,21 +102,33 @@ def resolve_arrays(device_type: str, host: Torch) -> Answer:
     """
     front = _front()
     decision = replace(_decide(device_type, host, _discovery.installed(), front), on_failure="refuse")
-    steps: list[str] = []
-    failure = decision.failure
-    if decision.chosen is not None:
-        try:
-            backend = _opening.open_core(decision.chosen, front, steps)
-        except _opening.OpeningError as error:
-            failure = error.failure
-        else:
-            text = f"backend {backend.name} {backend.version} is open"
-            return Answer(device_type, backend, text, text, tuple(steps))
+    opened, failure, steps = _open(decision, front, _opening.open_core)
+    if opened is not None:
+        return opened
     if failure is None:
         cause = f"no backend for {device_type!r} arrays is installed or wanted"
         failure = Failure(NotInstalled, cause, pip_install(f"multigemm[cpu]=={front.version}"))
-    text = explain_failure(decision, failure, host, front, tuple(steps))
-    return Answer(device_type, None, text, failure.cause, tuple(steps), refusal=failure)
+    text = explain_failure(decision, failure, host, front, steps)
+    return Answer(device_type, None, text, failure.cause, steps, refusal=failure)
+
+
+def _open(
+    decision: Decision,
+    front: Front,
+    opener: Callable[[Candidate, Front, list[str]], Backend],
+    remarks: str | None = None,
+) -> tuple[Answer | None, Failure | None, tuple[str, ...]]:
+    """Open what was chosen, if anything was: the answer, or why there is none; and the steps taken."""
+    steps: list[str] = []
+    if decision.chosen is None:
+        return None, decision.failure, ()
+    try:
+        backend = opener(decision.chosen, front, steps)
+    except _opening.OpeningError as error:
+        return None, error.failure, tuple(steps)
+    text = f"backend {backend.name} {backend.version} is open"
+    answer = Answer(decision.device_type, backend, text, text, tuple(steps), warning=remarks)
+    return answer, None, answer.steps
 
 
 def forked(answer: Answer) -> Answer:

@@ -42,26 +42,28 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class _Spread(torch.autograd.Function):
-    generate_vmap_rule = True
+class _Rearrangement(torch.autograd.Function):
+    """Of (tensor, permutation, inverse, k): only the places are kept, since the map is linear."""
 
-    @staticmethod
-    def forward(x: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
-        return x.index_select(0, permutation // k)
+    generate_vmap_rule = True
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         _, permutation, inverse, ctx.k = inputs
         ctx.save_for_backward(permutation, inverse)
 
+
+class _Spread(_Rearrangement):
+    @staticmethod
+    def forward(x: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
+        return x.index_select(0, permutation // k)
+
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _Collect.apply(grads[0], *ctx.saved_tensors, ctx.k), None, None, None  # type: ignore[no-untyped-call]
 
 
-class _Collect(torch.autograd.Function):
-    generate_vmap_rule = True
-
+class _Collect(_Rearrangement):
     @staticmethod
     def forward(rows: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
         places = inverse.view(-1, k)
@@ -69,11 +71,6 @@ class _Collect(torch.autograd.Function):
         for j in range(1, k):
             total = total + rows.index_select(0, places[:, j])
         return total.to(rows.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, permutation, inverse, ctx.k = inputs
-        ctx.save_for_backward(permutation, inverse)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
