@@ -1,9 +1,8 @@
 // Instances and launch of the Hopper kernel of grouped_mm.
 #include "kernels/grouped_mm/rows_sm90.h"
 
-#include <cuda_runtime.h>
-
 #include "kernels/grouped_mm/rows_sm90.cuh"
+#include "kernels/grouped_mm/tensor_map_sm90.h"
 
 namespace multigemm {
 namespace {
@@ -27,35 +26,15 @@ bool along_inner(const mg_grouped_mm_problem& p) {
   return (p.inner == 1 || p.w_stride[2] == 1) && mappable(p.outer, p.w_stride[3]);
 }
 
-using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
-                            const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
-                            CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-Encode encoder() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
-    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-  }();
-  return found;
-}
-
 // Strides count elements; a dimension of one element may have any.
 bool encode(CUtensorMap* map, int32_t dtype, const void* data, int rank, const int64_t* sizes, const int64_t* strides,
             const uint32_t* box) {
   cuuint64_t dims[3], bytes[2];
-  cuuint32_t steps[3] = {1, 1, 1};
   for (int i = 0; i < rank; ++i) {
     dims[i] = static_cast<cuuint64_t>(sizes[i]);
     if (i > 0) bytes[i - 1] = sizes[i] == 1 ? 16 : static_cast<cuuint64_t>(strides[i - 1]) * 2;
   }
-  const CUtensorMapDataType type =
-      dtype == MG_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return encoder()(map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), dims, bytes, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode_tensor_map(map, dtype, data, rank, dims, bytes, box);
 }
 
 template <class Half, Major kMajor>
@@ -98,7 +77,7 @@ std::string rows_sm90_refusal(const mg_grouped_mm_problem& p, const DeviceFacts&
 }
 
 int launch_rows_sm90(const mg_grouped_mm_problem& p, const DeviceFacts& device, void* stream) {
-  if (encoder() == nullptr) return static_cast<int>(cudaErrorNotSupported);
+  if (tensor_map_encoder() == nullptr) return static_cast<int>(cudaErrorNotSupported);
   RowsArguments a = {};
   const bool outer_first = along_outer(p);
   {

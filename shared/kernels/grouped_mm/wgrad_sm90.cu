@@ -1,8 +1,7 @@
 // Instances and launch of wgrad_sm90.cuh.
 #include "kernels/grouped_mm/wgrad_sm90.h"
 
-#include <cuda.h>
-
+#include "kernels/grouped_mm/tensor_map_sm90.h"
 #include "kernels/grouped_mm/wgrad_sm90.cuh"
 
 namespace multigemm {
@@ -38,20 +37,10 @@ std::string operand_refusal(const char* name, const void* data, int64_t rows, in
   return "";
 }
 
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-Encode find_encode() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found;
-  const cudaError_t error =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
-}
-
 // A map with boxes of 64 columns x `box_rows` rows x `box_matrices`; `extent` from columns to matrices, `stride` of
 // rows and matrices.
-bool encode(Encode function, CUtensorMap* map, int32_t dtype, const void* data, const int64_t (&extent)[3],
-            const int64_t (&stride)[2], int box_rows, int box_matrices) {
+bool encode(CUtensorMap* map, int32_t dtype, const void* data, const int64_t (&extent)[3], const int64_t (&stride)[2],
+            int box_rows, int box_matrices) {
   cuuint64_t extents[3], strides[2];
   for (int i = 0; i < 3; ++i) extents[i] = static_cast<cuuint64_t>(extent[i]);
   int64_t least = divide_up(extent[0], 8) * 8;
@@ -61,21 +50,15 @@ bool encode(Encode function, CUtensorMap* map, int32_t dtype, const void* data, 
     least = elements * extent[i + 1];
   }
   const cuuint32_t box[3] = {kColumns, static_cast<cuuint32_t>(box_rows), static_cast<cuuint32_t>(box_matrices)};
-  const cuuint32_t steps[3] = {1, 1, 1};
-  const CUtensorMapDataType type =
-      dtype == MG_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return function(map, type, 3, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode_tensor_map(map, dtype, data, 3, extents, strides, box);
 }
 
 // x or gy: [panels, rows, 64] if its columns are whole panels, so that one box can hold several; else [1, rows,
 // columns].
-bool encode_operand(Encode function, CUtensorMap* map, int32_t dtype, const void* data, int64_t rows, int64_t columns,
+bool encode_operand(CUtensorMap* map, int32_t dtype, const void* data, int64_t rows, int64_t columns,
                     int64_t row_stride, int panels) {
-  if (columns % kColumns) return encode(function, map, dtype, data, {columns, rows, 1}, {row_stride, 0}, kHalfRows, 1);
-  return encode(function, map, dtype, data, {kColumns, rows, columns / kColumns}, {row_stride, kColumns}, kHalfRows,
-                panels);
+  if (columns % kColumns) return encode(map, dtype, data, {columns, rows, 1}, {row_stride, 0}, kHalfRows, 1);
+  return encode(map, dtype, data, {kColumns, rows, columns / kColumns}, {row_stride, kColumns}, kHalfRows, panels);
 }
 
 template <class T>
@@ -109,8 +92,7 @@ std::string wgrad_sm90_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
 
 int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, void* stream) {
   using namespace wgrad_sm90;
-  static const Encode function = find_encode();
-  if (!function) return static_cast<int>(cudaErrorNotSupported);
+  if (!tensor_map_encoder()) return static_cast<int>(cudaErrorNotSupported);
   Arguments a{};
   const int64_t k_tiles = divide_up(p.inner, kTileK), m_tiles = divide_up(p.outer, kTileM);
   a.pair_along_k = divide_up(k_tiles, 2) * m_tiles <= k_tiles * divide_up(m_tiles, 2);
@@ -129,9 +111,9 @@ int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   a.out_by_tma = out_fits(p);
   a.x_by_panel = p.inner % kColumns != 0;
   a.gy_by_panel = p.outer % kColumns != 0;
-  if (!encode_operand(function, &a.x, p.dtype, p.x, p.rows, p.inner, p.x_stride[0], kPanelsX) ||
-      !encode_operand(function, &a.gy, p.dtype, p.gy, p.rows, p.outer, p.gy_stride[0], kPanelsGy) ||
-      (a.out_by_tma && !encode(function, &a.out, p.dtype, p.out, {p.outer, p.inner, p.groups.count},
+  if (!encode_operand(&a.x, p.dtype, p.x, p.rows, p.inner, p.x_stride[0], kPanelsX) ||
+      !encode_operand(&a.gy, p.dtype, p.gy, p.rows, p.outer, p.gy_stride[0], kPanelsGy) ||
+      (a.out_by_tma && !encode(&a.out, p.dtype, p.out, {p.outer, p.inner, p.groups.count},
                                {p.out_stride[2], p.out_stride[0]}, kChunkRows, 1)))
     return static_cast<int>(cudaErrorInvalidValue);
   a.groups = p.groups;
