@@ -10,12 +10,9 @@ sizes are read back, which synchronises; native backends do not need that.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
-from . import _groups
+from . import _groups, _precision
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -32,7 +29,7 @@ def grouped_mm(
     """x [N,(B,)K], w [G,(B|1,)K,M], bias [G,(B|1,)M] -> out [N,(B,)M], all of it written."""
     product = _product if x.dim() == 2 else _batched_product
     spans, rows = _groups.spans(groups, offsets, x.shape[0])
-    with _fp32_precision(x, precision):
+    with _precision.held(x, precision):
         for g, (start, end) in enumerate(spans):
             if end > start:
                 product(x[start:end], w[g], None if bias is None else bias[g], out[start:end])
@@ -51,7 +48,7 @@ def grouped_mm_wgrad(
 ) -> None:
     """x [N,(B,)K], gy [N,(B,)M] -> out [G,(B|1,)K,M], all of it written; B is summed where sum_batch."""
     spans, _ = _groups.spans(groups, offsets, x.shape[0])
-    with _fp32_precision(x, precision):
+    with _precision.held(x, precision):
         for g, (start, end) in enumerate(spans):
             if end == start:
                 out[g].zero_()
@@ -116,18 +113,3 @@ def _multiplies(t: torch.Tensor) -> bool:
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in _HALVES else dtype
-
-
-@contextlib.contextmanager
-def _fp32_precision(x: torch.Tensor, precision: str) -> Iterator[None]:
-    """Hold torch's float32 matmul precision at ``precision`` on a GPU; the CPU has only the full one."""
-    if x.dtype != torch.float32 or not precision or x.device.type != "cuda":
-        yield
-        return
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = precision
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import _checks, _choice, _dispatch, _rules
+from . import _checks, _choice, _dispatch, _precision, _rules
 from ._errors import OptionError
 from .ops import _route
 
@@ -98,7 +98,7 @@ def explain(
         bias,
         sum_batch,
         out,
-        precision or _precision(x),
+        _precision.resolved(x, precision or ""),
         found.choice.name,
     )
     reasons.update(plan.get("rejected", {}))
@@ -113,13 +113,6 @@ def explain(
         reasons,
         tuple(notes),
     )
-
-
-def _precision(x: torch.Tensor) -> str:
-    """What torch's flags say of float32 products on this device, as a backend's call reads them."""
-    if x.dtype != torch.float32 or x.device.type == "cpu":
-        return ""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def _other_backends(device_type: str, found: _route.Route) -> dict[str, str]:

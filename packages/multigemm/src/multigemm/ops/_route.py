@@ -5,17 +5,19 @@ The same function serves both operators, so a derivative is routed as the produc
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import _choice, _dispatch, _reference
+from .. import _choice, _dispatch, _precision, _reference
 from .._dispatch import Backend
 from .._errors import NativeError
 from ..accelerator import get_accelerator
 
+_AS_IT_IS = contextlib.nullcontext()
 _BY_BACKEND = frozenset(("", "torch", *_choice.NATIVE))
 
 
@@ -62,11 +64,16 @@ def implementation(
 
 
 def _native(op: str, leaf: Callable[..., None], kernel: str) -> Callable[..., None]:
-    def call(*arguments: Any) -> None:
+    def call(x: torch.Tensor, *others: Any) -> None:
+        *operands, asked = others
+        precision = _precision.resolved(x, asked)
+        # The products of the implementation "torch" are PyTorch's, which knows its flags alone.
+        holding = _precision.held(x, precision) if kernel == "torch" else _AS_IT_IS
         try:
-            leaf(*arguments, kernel)
+            with holding:
+                leaf(x, *operands, precision, kernel)
         except RuntimeError as error:
-            failure = _failure(op, str(error), arguments)
+            failure = _failure(op, str(error), (x, *others))
             if failure is None:
                 raise
             raise failure from error
