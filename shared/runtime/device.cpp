@@ -52,9 +52,10 @@ const DeviceFacts& device_facts(int ordinal) {
 
 DeviceGuard::DeviceGuard(int ordinal) {
   check_gpu(gpu::get_device(&before_), "reading the current device");
-  if (before_ == ordinal) return;
+  // Also for the device that is current already: a thread that has only asked so far has no context yet, and the
+  // driver's own functions, unlike the runtime's, do not make one.
   check_gpu(gpu::set_device(ordinal), "making the operands' device current");
-  changed_ = true;
+  changed_ = before_ != ordinal;
 }
 
 DeviceGuard::~DeviceGuard() {

@@ -84,7 +84,8 @@ def test_the_caller_s_device_stays_current(
     call.check()
     assert standin.current_device() == device
     changes = [record.detail for record in done.records if record.call == "set_device"]
-    assert changes == ([] if device == kit.DEVICE else [kit.DEVICE, device])
+    # Set even where it is current: that gives a thread, which may be a new one, the device's context.
+    assert changes == ([kit.DEVICE] if device == kit.DEVICE else [kit.DEVICE, device])
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -118,7 +119,8 @@ def test_every_call_of_the_runtime_may_fail(
     usual = Call(op, name).run(standin, where, lent(standin, name))
     assert usual.status == _abi.OK, usual.error
     made = usual.calls()
-    for call in sorted(set(made) - {"return_handle", "clear_error"}):
+    # The facts of a device are read once, by the first call of a process.
+    for call in sorted(set(made) - {"return_handle", "clear_error", "device_count", "attribute"}):
         for after in range(made.count(call)):
             if call == "set_device" and after == 1:
                 continue  # at the end: there is nobody to tell

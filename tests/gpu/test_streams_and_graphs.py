@@ -80,6 +80,25 @@ def test_the_backward_pass_stays_on_its_stream(name: str | None) -> None:
         assert torch.equal(copy, theirs.grad)
 
 
+@pytest.mark.parametrize("dtype", kit.DTYPES, ids=str)
+@pytest.mark.parametrize("name", kit.NAMES)
+def test_the_first_call_of_a_thread(name: str | None, dtype: torch.dtype) -> None:
+    """A new thread has no context of the driver's yet, autograd's thread at its first backward pass too."""
+    p = kit.make(CASE, dtype)
+    expected = outcome(
+        p, name
+    )  # leaves memory in the allocator's cache: the thread asks the runtime for none
+    torch.cuda.synchronize()
+    for call in (lambda: p.forward(name), lambda: p.wgrad(name)):
+        found: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda call=call, found=found: found.append(call()))
+        thread.start()
+        thread.join()
+        assert len(found) == 1, "the thread failed"
+        torch.cuda.synchronize()
+        assert any(torch.equal(found[0], one) for one in expected)
+
+
 def test_eight_threads_on_eight_streams() -> None:
     cases = [
         c for c in kit.SMALL if c.name in ("aligned", "odd widths", "batch", "equivariant, tiny matrices")
