@@ -35,8 +35,11 @@ void check_gpu(int error, const char* what) {
   if (!error) return;
   gpu::clear_error();
   if (error == gpu::kNoKernelImage)
-    throw Failure(MG_UNSUPPORTED, std::string(what) + " failed: this library was not built for this device; its " +
-                                      "architectures are in backend.json, `multigemm doctor` shows both");
+    throw Failure(MG_NO_DEVICE_CODE, std::string(what) + " failed: this library was not built for this device; its " +
+                                         "architectures are in backend.json, `multigemm doctor` shows both");
+  if (error == gpu::kOldDriver || error == gpu::kOldCompilerOfDriver)
+    throw Failure(MG_DRIVER_TOO_OLD, std::string(what) + " failed: " + gpu::error_name(error) + " (" +
+                                         gpu::error_text(error) + "); update the device's driver");
   throw Failure(MG_DEVICE_ERROR,
                 std::string(what) + " failed: " + gpu::error_name(error) + " (" + gpu::error_text(error) + ")");
 }

@@ -12,6 +12,8 @@ const char* status_name(int32_t status) noexcept {
     case MG_UNSUPPORTED: return "MG_UNSUPPORTED";
     case MG_OUT_OF_MEMORY: return "MG_OUT_OF_MEMORY";
     case MG_DEVICE_ERROR: return "MG_DEVICE_ERROR";
+    case MG_NO_DEVICE_CODE: return "MG_NO_DEVICE_CODE";
+    case MG_DRIVER_TOO_OLD: return "MG_DRIVER_TOO_OLD";
     default: return "MG_INTERNAL";
   }
 }

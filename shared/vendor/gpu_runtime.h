@@ -22,8 +22,12 @@ inline const char* error_text(int error) { return MG_RUNTIME(GetErrorString)(sta
 // The library has no machine code for the device.
 #if defined(MG_HIP)
 constexpr int kNoKernelImage = hipErrorNoBinaryForGpu;
+constexpr int kOldDriver = 35;            // hipErrorInsufficientDriver
+constexpr int kOldCompilerOfDriver = 35;  // the same: it compiles no intermediate code
 #else
 constexpr int kNoKernelImage = cudaErrorNoKernelImageForDevice;
+constexpr int kOldDriver = cudaErrorInsufficientDriver;
+constexpr int kOldCompilerOfDriver = cudaErrorUnsupportedPtxVersion;
 #endif
 // A sticky error stays; any other is taken off, so that the caller's next check does not meet it.
 inline void clear_error() { (void)MG_RUNTIME(GetLastError)(); }

@@ -81,7 +81,7 @@ def test_a_failure_keeps_its_status(
     x, w = torch.ones(4, 3), torch.ones(2, 3, 5)
     call = _route.implementation("grouped_mm", leaf, x.device, "native")
     with pytest.raises(errors.NativeError, match="grouped_mm: MG_UNSUPPORTED: implementation") as caught:
-        call(x, w)
+        call(x, w, "")
     assert (caught.value.status, caught.value.device, caught.value.stream) == (
         "MG_UNSUPPORTED",
         device,
@@ -91,13 +91,33 @@ def test_a_failure_keeps_its_status(
     assert "Exception raised" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [("MG_NO_DEVICE_CODE", errors.NoKernelForArch), ("MG_DRIVER_TOO_OLD", errors.DriverTooOld)],
+)
+def test_a_machine_that_the_backend_does_not_serve(
+    status: str, kind: type[errors.BackendError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an ImportError, as for a backend that could not be opened at all, and names a way out."""
+
+    def leaf(*arguments: object) -> None:
+        raise RuntimeError(TOLD.replace("MG_UNSUPPORTED", status))
+
+    monkeypatch.setattr(_dispatch, "backend_for", lambda device_type: SimpleNamespace(name="fake"))
+    call = _route.implementation("grouped_mm", leaf, torch.device("cpu"), "native")
+    with pytest.raises(kind, match=r"grouped_mm on cuda:1: .*implementation='reference'") as caught:
+        call(torch.ones(4, 3), torch.ones(2, 3, 5), "")
+    assert isinstance(caught.value, ImportError) and caught.value.device_type == "cuda"
+    assert caught.value.steps[0].startswith(status)
+
+
 def test_another_failure_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def leaf(*arguments: object) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(_dispatch, "backend_for", lambda device_type: SimpleNamespace(name="fake"))
     with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        _route.implementation("grouped_mm", leaf, torch.device("cpu"), "native")()
+        _route.implementation("grouped_mm", leaf, torch.device("cpu"), "native")(torch.ones(1), "")
 
 
 def test_a_refused_device_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

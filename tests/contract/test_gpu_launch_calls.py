@@ -152,8 +152,15 @@ def test_a_failed_product_of_the_host(standin: kit.Library) -> None:
 def test_a_device_without_machine_code_is_told(standin: kit.Library) -> None:
     standin.fail("launch", 209)
     done = Call("grouped_mm", "simt").run(standin, "device")
-    assert done.status == _abi.UNSUPPORTED
+    assert done.status == _abi.NO_DEVICE_CODE
     assert "was not built for this device" in done.error and "multigemm doctor" in done.error
+
+
+@pytest.mark.parametrize("error", [35, 222])
+def test_a_driver_that_is_too_old_is_told(standin: kit.Library, error: int) -> None:
+    standin.fail("set_device", error)
+    done = Call("grouped_mm", "simt").run(standin, "device")
+    assert done.status == _abi.DRIVER_TOO_OLD and "update the device's driver" in done.error
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -180,7 +180,7 @@ show(told=told, after=call("simt")[0])
 def test_a_device_without_machine_code_is_told_as_that(stand_ins):
     code = LOAD.format(hip=stand_ins["hip"]) + OPEN + CALL + "hip.hip_fail(b'hipLaunchKernel', 209)\n"
     _, text, _ = run_here(code + "show(result=call('simt'))")["result"]
-    assert text.startswith("MG_UNSUPPORTED") and "was not built for this device" in text
+    assert text.startswith("MG_NO_DEVICE_CODE") and "was not built for this device" in text
 
 
 def test_a_device_that_is_not_there(stand_ins):

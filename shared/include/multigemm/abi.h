@@ -34,7 +34,9 @@ typedef enum mg_status {
   MG_UNSUPPORTED = 2,      /* the call is right, but the asked implementation can't do it */
   MG_OUT_OF_MEMORY = 3,    /* a workspace could not be had */
   MG_DEVICE_ERROR = 4,     /* the device runtime or a vendor library reported a failure */
-  MG_INTERNAL = 5
+  MG_INTERNAL = 5,
+  MG_NO_DEVICE_CODE = 6, /* the library was not built for the device's architecture */
+  MG_DRIVER_TOO_OLD = 7  /* the device's driver is older than the library's toolkit needs */
 } mg_status;
 
 typedef enum mg_dtype {

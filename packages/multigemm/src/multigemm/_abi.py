@@ -11,11 +11,12 @@ import ctypes
 import json
 from typing import Any
 
-from ._errors import NativeError
+from ._errors import native_failure
 
 ABI = 1
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, DEVICE_ERROR, INTERNAL = range(6)
+NO_DEVICE_CODE, DRIVER_TOO_OLD = 6, 7
 STATUS_NAMES = (
     "MG_OK",
     "MG_INVALID_ARGUMENT",
@@ -23,6 +24,8 @@ STATUS_NAMES = (
     "MG_OUT_OF_MEMORY",
     "MG_DEVICE_ERROR",
     "MG_INTERNAL",
+    "MG_NO_DEVICE_CODE",
+    "MG_DRIVER_TOO_OLD",
 )
 DTYPES = {"float64": 1, "float32": 2, "float16": 3, "bfloat16": 4, "int32": 5, "int64": 6}
 PRECISIONS = {"": 0, "ieee": 1, "tf32": 2}
@@ -318,7 +321,7 @@ def explain(
 ) -> dict[str, Any]:
     """What a backend would run: ``kernel`` and, by kernel, why the ``rejected`` ones are not taken.
 
-    ``out`` only lends its shape, strides and dtype. Raises ``NativeError`` if the backend refuses the call.
+    ``out`` only lends its shape, strides and dtype. Raises what the call would if the backend refuses it.
     """
     problem: GroupedMM | GroupedMMWgrad
     if op == "grouped_mm":
@@ -337,6 +340,6 @@ def explain(
     if plan is None:
         text = library.last_error()
         stream = None if x.device.type == "cpu" else problem.stream or 0
-        raise NativeError(f"{op}: {text}", status=text.partition(":")[0], device=str(x.device), stream=stream)
+        raise native_failure(op, text, device=str(x.device), stream=stream)
     rejected = {other["kernel"]: other["why_not"] for other in plan["others"]}
     return {"kernel": plan["kernel"], "rejected": rejected, "notes": [plan["why"]]}

@@ -159,3 +159,30 @@ class NativeError(MultigemmError, RuntimeError):
             known.append(f"stream {stream:#x}")
         known.extend(f"{name}{list(shape)}" for name, shape in self.shapes.items())
         super().__init__(f"{message} ({', '.join(known)})" if known else message)
+
+
+# Statuses that say which backend error it is: the call would be right on another machine.
+_BACKEND_STATUSES: dict[str, type[BackendError]] = {
+    "MG_NO_DEVICE_CODE": NoKernelForArch,
+    "MG_DRIVER_TOO_OLD": DriverTooOld,
+}
+
+
+def native_failure(
+    op: str,
+    text: str,
+    *,
+    device: str,
+    stream: int | None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> BackendError | NativeError:
+    """The error of a failed call, from the backend's ``"STATUS: cause"``."""
+    status, _, cause = text.partition(": ")
+    kind = _BACKEND_STATUSES.get(status)
+    if kind is None:
+        return NativeError(f"{op}: {text}", status=status, device=device, stream=stream, shapes=shapes)
+    return kind(
+        f"{op} on {device}: {cause}. implementation='reference' computes the product by PyTorch's own.",
+        device_type=device.partition(":")[0],
+        steps=(text,),
+    )

@@ -11,6 +11,8 @@ typedef void* Stream;
 inline const char* error_name(int error) { return stand_in::error_name(error); }
 inline const char* error_text(int) { return "asked for by the test"; }
 constexpr int kNoKernelImage = stand_in::kNoKernelImage;
+constexpr int kOldDriver = 35;
+constexpr int kOldCompilerOfDriver = 222;
 inline void clear_error() { (void)stand_in::answer("clear_error", nullptr); }
 
 int get_device(int* device);

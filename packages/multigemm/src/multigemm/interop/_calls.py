@@ -7,7 +7,7 @@ import ctypes
 from typing import Any
 
 from .. import _abi, _choice, _dispatch, _groups, _rules
-from .._errors import BackendError, DeviceError, DTypeError, NativeError, OptionError, ShapeError
+from .._errors import BackendError, DeviceError, DTypeError, OptionError, ShapeError, native_failure
 from .._selection import Flavour, Torch
 from .._versions import parse_version
 from . import _arrays
@@ -214,10 +214,9 @@ def _call(op: str, problem: Any, x: Operand, operands: dict[str, Operand]) -> No
         problem.host = ctypes.pointer(_pool_host())
     status = library.call(problem)
     if status != _abi.OK:
-        text = library.last_error()
-        raise NativeError(
-            f"{op}: {text}",
-            status=text.partition(":")[0],
+        raise native_failure(
+            op,
+            library.last_error(),
             device=str(x.device),
             stream=None if x.device == CPU else problem.stream or 0,
             shapes={name: operand.shape for name, operand in operands.items()},

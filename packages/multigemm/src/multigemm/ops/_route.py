@@ -14,7 +14,7 @@ import torch
 
 from .. import _choice, _dispatch, _precision, _reference
 from .._dispatch import Backend
-from .._errors import NativeError
+from .._errors import BackendError, NativeError, native_failure
 from ..accelerator import get_accelerator
 
 _AS_IT_IS = contextlib.nullcontext()
@@ -85,16 +85,16 @@ def _native(op: str, leaf: Callable[..., None], kernel: str) -> Callable[..., No
 _TOLD = re.compile(r"multigemm: \w+ failed with (MG_\w+): (.*) \(device (\S+), stream (\w+); ", re.DOTALL)
 
 
-def _failure(op: str, text: str, arguments: tuple[Any, ...]) -> NativeError | None:
+def _failure(op: str, text: str, arguments: tuple[Any, ...]) -> BackendError | NativeError | None:
     """The error class of a backend's failure; None for another's, such as PyTorch's own out of memory."""
     told = _TOLD.search(text)
     if told is None:
         return None
     status, cause, device, stream = told.groups()
     names = ("x", "w") if op == "grouped_mm" else ("x", "gy")
-    return NativeError(
-        f"{op}: {status}: {cause}",
-        status=status,
+    return native_failure(
+        op,
+        f"{status}: {cause}",
         device=device,
         stream=None if stream == "none" else int(stream, 0),
         shapes={name: tuple(operand.shape) for name, operand in zip(names, arguments, strict=False)},
