@@ -18,6 +18,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt-oss": {
         "activation": "clamped_swiglu", "clamp_limit": 0.25, "expert_bias": True, "router_bias": True,
     },
+    "interleaved": {
+        "gate_up_layout": "interleaved", "activation": "clamped_swiglu", "clamp_limit": 0.25,
+        "expert_bias": True, "shared_intermediate_size": 3,
+    },
     "as it comes": {"renormalize": False},
     "bias, plain": {"activation": "relu", "expert_bias": True},
     "deepseek-v2": {

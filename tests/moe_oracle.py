@@ -26,6 +26,8 @@ def activation(h: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
         return plain[kind](h)
     half = h.shape[0] // 2
     gate, up = h[:half], h[half:]
+    if settings.get("gate_up_layout") == "interleaved":
+        gate, up = h.view(half, 2).T
     if kind == "clamped_swiglu":
         alpha, limit = settings.get("clamp_alpha", 1.702), settings.get("clamp_limit", 7.0)
         gate = torch.where(gate > limit, torch.full_like(gate, limit), gate)

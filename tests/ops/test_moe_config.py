@@ -33,6 +33,9 @@ BAD = {
     ),
     "one in a group": ({"num_expert_groups": 8, "top_k_groups": 2}, "two experts or more in each group"),
     "gate without expert": ({"shared_gate": True}, "shared_gate needs a shared expert"),
+    "plain in turn": (
+        {"activation": "relu", "gate_up_layout": "interleaved"}, "needs a gated activation, got 'relu'",
+    ),
     "integers": ({"input_dtype": torch.int64}, "must be a floating-point dtype"),
     "no dtype": ({"input_dtype": "float7"}, "input_dtype"),
     "unknown field": ({"experts": 8}, "experts"),

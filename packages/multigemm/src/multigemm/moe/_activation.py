@@ -16,12 +16,15 @@ from ._config import MoEConfig
 
 
 def activate(h: torch.Tensor, config: MoEConfig) -> torch.Tensor:
-    """h [N, 2 I], gate in the first half of the columns and up in the second, or [N, I] where the
-    activation is plain -> [N, I]. Zero at zero."""
+    """h [N, 2 I], the columns as ``config.gate_up_layout`` has them, or [N, I] where the activation is
+    plain -> [N, I]. Zero at zero."""
     kind = config.activation
     if not config.gated:
         return _plain(h, kind, config)
-    gate, up = h.chunk(2, dim=-1)
+    if config.gate_up_layout == "interleaved":
+        gate, up = h[..., ::2], h[..., 1::2]
+    else:
+        gate, up = h.chunk(2, dim=-1)
     if kind == "clamped_swiglu":
         gate = gate.clamp(max=config.clamp_limit)
         up = up.clamp(min=-config.clamp_limit, max=config.clamp_limit)

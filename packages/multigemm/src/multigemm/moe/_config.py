@@ -84,6 +84,9 @@ class MoEConfig(_Keyed):
     """clamped_swiglu: factor inside the sigmoid."""
     clamp_limit: float = Field(default=7.0, gt=0)
     """clamped_swiglu: bound of gate (above) and up (both sides)."""
+    gate_up_layout: Literal["concatenated", "interleaved"] = "concatenated"
+    """Columns of every first projection and of its bias where the activation is gated: all of the gate,
+    then all of up; or gate and up in turn, as gpt-oss has them."""
     expert_bias: bool = False
     """Whether both projections of the experts have biases."""
 
@@ -123,7 +126,7 @@ class MoEConfig(_Keyed):
 
     @property
     def up_width(self) -> int:
-        """Columns of the first projection: 2 I where gated (gate, then up), I otherwise."""
+        """Columns of the first projection: 2 I where gated (gate and up), I otherwise."""
         return self.intermediate_size * (2 if self.gated else 1)
 
     def _bundle(self, name: str | None) -> ConfigBundle:
@@ -147,6 +150,10 @@ class MoEConfig(_Keyed):
             )
         if groups > 1 and self.group_score == "top2_sum" and size < 2:
             raise ValueError('group_score="top2_sum" needs two experts or more in each group, got 1')
+        if self.gate_up_layout == "interleaved" and not self.gated:
+            raise ValueError(
+                f'gate_up_layout="interleaved" needs a gated activation, got {self.activation!r}'
+            )
         if self.shared_gate and not self.shared_intermediate_size:
             raise ValueError("shared_gate needs a shared expert: shared_intermediate_size must not be 0")
         return self

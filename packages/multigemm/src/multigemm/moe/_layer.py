@@ -41,7 +41,7 @@ def moe_feed_forward(
         E_e(x) = activation(x @ gate_up_proj[e] + b1[e]) @ down_proj[e] + b2[e]
 
     with the router's p and experts as ``multigemm.moe.route`` has them. Sources of the formulas are in
-    docs/moe.md. Below, W is 2 I (gate, then up) where the activation is gated and I where it is plain; V is
+    docs/moe.md. Below, W is 2 I (gate and up) where the activation is gated and I where it is plain; V is
     the same for the shared expert.
 
     Args:
@@ -149,7 +149,7 @@ def _logits(
 class MoEFeedForward(nn.Module):
     """A mixture-of-experts feed-forward layer: ``moe_feed_forward`` with its weights.
 
-    Parameters, with W = 2 I (gate, then up) where the activation is gated and I where it is plain:
+    Parameters, with W = 2 I (gate and up) where the activation is gated and I where it is plain:
     ``router.weight`` [E, H] (and ``router.bias`` [E]), ``gate_up_proj`` [E, H, W], ``down_proj`` [E, I, H],
     ``gate_up_proj_bias`` [E, W] and ``down_proj_bias`` [E, H] with ``expert_bias``; ``shared_gate_up_proj``
     [H, 2 S or S], ``shared_down_proj`` [S, H] and ``shared_gate`` [H, 1] with a shared expert. The buffer
