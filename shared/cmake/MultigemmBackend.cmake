@@ -13,7 +13,7 @@
 #   NEEDED         vendor libraries to link, by path
 #   INFO           the fields of backend.json that are this backend's own, as JSON members
 include_guard()
-set(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/..")
+get_filename_component(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 
 # What every GPU backend is built of, beside one vendor's BLAS and the kernels of one architecture.
 set(MULTIGEMM_GPU_SOURCES
@@ -65,6 +65,19 @@ for root in (s and s.submodule_search_locations) or ():
   set(${out} "${found}" PARENT_SCOPE)
 endfunction()
 
+# Options by which a compiler writes no folder of this machine into a library: error texts name the source by a path
+# from the root of the project, and a build elsewhere gives the same bytes. INCLUDES are folders outside the project.
+function(multigemm_path_options out)
+  set(options "-ffile-prefix-map=${CMAKE_BINARY_DIR}=build")
+  foreach(folder IN LISTS ARGN)
+    if(NOT folder MATCHES "^${MULTIGEMM_SHARED}(/|$)")
+      list(APPEND options "-ffile-prefix-map=${folder}=include")
+    endif()
+  endforeach()
+  list(APPEND options "-ffile-prefix-map=${MULTIGEMM_SHARED}=shared")
+  set(${out} "${options}" PARENT_SCOPE)
+endfunction()
+
 function(multigemm_commit out)
   set(commit "$ENV{MULTIGEMM_COMMIT}")
   if(NOT commit)
@@ -106,7 +119,7 @@ endfunction()
 
 # Object libraries of a backend's CUDA sources, one for each set of architectures, linked into it.
 function(multigemm_add_cuda_sources target)
-  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS;OPTIONS" ${ARGN})
   foreach(source IN LISTS arg_SOURCES)
     multigemm_source_architectures(architectures "${source}" ${arg_ARCHITECTURES})
     string(REGEX REPLACE "[^0-9a-z]+" "_" suffix "${architectures}")
@@ -118,7 +131,7 @@ function(multigemm_add_cuda_sources target)
         POSITION_INDEPENDENT_CODE ON CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
       target_include_directories(${objects} PRIVATE ${arg_INCLUDES})
       target_compile_definitions(${objects} PRIVATE ${arg_DEFINITIONS})
-      target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr)
+      target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr ${arg_OPTIONS})
       target_link_libraries(${target} PRIVATE ${objects})
     endif()
     target_sources(${objects} PRIVATE "${source}")
@@ -152,7 +165,7 @@ endfunction()
 
 # Objects of a backend's kernels for AMD, each with the machine code for all architectures, linked into it.
 function(multigemm_add_hip_sources target)
-  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;ARCHITECTURES;INCLUDES;DEFINITIONS;OPTIONS" ${ARGN})
   multigemm_find_hip_compiler(compiler)
   list(TRANSFORM arg_ARCHITECTURES PREPEND --offload-arch=)
   list(TRANSFORM arg_INCLUDES PREPEND -I)
@@ -164,7 +177,7 @@ function(multigemm_add_hip_sources target)
     add_custom_command(
       OUTPUT "${object}"
       COMMAND "${compiler}" -x hip ${arg_ARCHITECTURES} -nogpuinc -nogpulib -mcode-object-version=5 -std=c++17 -O3
-              -DNDEBUG -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra ${arg_INCLUDES}
+              -DNDEBUG -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra ${arg_OPTIONS} ${arg_INCLUDES}
               ${arg_DEFINITIONS} -MD -MT "${object}" -MF "${object}.d" -c "${source}" -o "${object}"
       DEPENDS "${source}" DEPFILE "${object}.d" VERBATIM)
     target_sources(${target} PRIVATE "${object}")
@@ -194,12 +207,13 @@ function(multigemm_add_backend)
   add_library(${target} SHARED ${arg_SOURCES})
   add_library(${binding} MODULE ${arg_BINDING})
   set(includes "${MULTIGEMM_SHARED}" "${MULTIGEMM_SHARED}/include" ${arg_INCLUDES})
+  multigemm_path_options(paths ${arg_INCLUDES} "${torch_include}")
   foreach(level IN LISTS arg_LEVELS)
     string(REPLACE "-" "_" namespace "${level}")
     add_library(level_${namespace} OBJECT "${MULTIGEMM_SHARED}/kernels/grouped_mm/cpu_level.cpp")
     target_include_directories(level_${namespace} PRIVATE ${includes})
     target_compile_definitions(level_${namespace} PRIVATE MG_LEVEL=${namespace} "MG_LEVEL_NAME=\"${level}\"")
-    target_compile_options(level_${namespace} PRIVATE -O3)
+    target_compile_options(level_${namespace} PRIVATE -O3 ${paths})
     if(NOT level STREQUAL "baseline")
       target_compile_options(level_${namespace} PRIVATE -march=${level})
     endif()
@@ -221,13 +235,14 @@ function(multigemm_add_backend)
     find_package(CUDAToolkit REQUIRED)
     target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+    list(TRANSFORM paths PREPEND "-Xcompiler=" OUTPUT_VARIABLE host_paths)
     multigemm_add_cuda_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
-      INCLUDES ${includes} DEFINITIONS ${definitions})
+      INCLUDES ${includes} DEFINITIONS ${definitions} OPTIONS ${host_paths})
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   elseif(arg_KIND STREQUAL "rocm")
     list(APPEND definitions MG_HIP=1)
     multigemm_add_hip_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
-      INCLUDES ${includes} DEFINITIONS ${definitions})
+      INCLUDES ${includes} DEFINITIONS ${definitions} OPTIONS ${paths})
     # The runtime keeps pointers into the library, which therefore stays.
     target_link_options(${target} PRIVATE LINKER:-z,nodelete)
   endif()
@@ -243,7 +258,7 @@ function(multigemm_add_backend)
   foreach(library IN ITEMS ${target} ${binding})
     # RPATH, not RUNPATH: a toolkit on LD_LIBRARY_PATH must not come before the wheels the metadata asks for.
     set_target_properties(${library} PROPERTIES SKIP_BUILD_RPATH OFF BUILD_WITH_INSTALL_RPATH ON)
-    target_compile_options(${library} PRIVATE -Wall -Wextra)
+    target_compile_options(${library} PRIVATE -Wall -Wextra ${paths})
     target_link_options(${library} PRIVATE "LINKER:--no-as-needed" "LINKER:--disable-new-dtags"
       "LINKER:--version-script=${exports}")
     install(TARGETS ${library} LIBRARY DESTINATION lib)
