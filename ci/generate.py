@@ -3,8 +3,9 @@
     python ci/generate.py            write every stale file and name it
     python ci/generate.py --check    write nothing; one line for each stale file, and exit status 1
 
-Generated are: the front's _version.py, the extras in its pyproject.toml, the support table of README.md,
-and the copy of LICENSE that each wheel carries.
+Generated are: the front's _version.py, the extras in its pyproject.toml, the support table of README.md, the
+copy of LICENSE that each wheel carries, cibuildwheel's tables in the pyproject.toml of each backend, and the
+workflows of .github/ from ci/templates/.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+import generate_wheels
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS = (
@@ -96,7 +99,7 @@ def wanted(root: Path = ROOT) -> dict[str, str]:
     licence = _read(root / "LICENSE")
     for folder in [front, *(backend["folder"] for backend in matrix["backend"])]:
         files[f"{folder}/LICENSE"] = licence
-    return files
+    return files | generate_wheels.files(root, matrix)
 
 
 def _dotted(version: list[int]) -> str:
@@ -111,14 +114,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file is stale")
     check = parser.parse_args().check
-    stale = {name: text for name, text in wanted().items() if _read(ROOT / name) != text}
+    files = wanted()
+    stale = {name: text for name, text in files.items() if _read(ROOT / name) != text}
+    orphans = sorted(
+        {f".github/workflows/{f.name}" for f in (ROOT / ".github" / "workflows").glob("*")} - set(files)
+    )
+    for name in orphans:
+        print(f"{name} has no template in ci/templates/")
     for name, text in stale.items():
         if check:
             print(f"{name} is stale: run `python ci/generate.py`")
         else:
+            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / name).write_text(text, encoding="utf-8")
             print(f"wrote {name}")
-    return 1 if check and stale else 0
+    return 1 if orphans or (check and stale) else 0
 
 
 if __name__ == "__main__":

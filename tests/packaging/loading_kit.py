@@ -309,6 +309,8 @@ def run_here(code, **env):
 def ci_script(name):
     """A script of ci/ as a module; it is no package."""
     path = Path(__file__).resolve().parents[2] / "ci" / f"{name}.py"
+    if str(path.parent) not in sys.path:  # they import each other
+        sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(f"multigemm_ci_{name}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its dataclasses look up their annotations

@@ -1,21 +1,13 @@
 """ci/matrix.toml tells users what a backend is: the installed wheels have to say the same."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from loading_kit import ci_script
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def matrix():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "ci" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.read_matrix()["backend"], module.read_version()
-
-
-BACKENDS, VERSION = matrix()
+GENERATE = ci_script("generate")
+BACKENDS, VERSION = GENERATE.read_matrix()["backend"], GENERATE.read_version()
 QUICK = [row for row in BACKENDS if "quick" in row]
 
 

@@ -1,0 +1,92 @@
+"""The environments of the noxfile's sessions: made once, under the pins, around one PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import nox
+from generate import ROOT
+
+DIST = ROOT / "dist"
+# The requirement of PyTorch, with options of pip where another than the pinned one is wanted.
+TORCH = tuple(shlex.split(os.environ.get("MULTIGEMM_TORCH", "torch")))
+
+
+def cache(session: nox.Session) -> Path:
+    """Return the folder for what outlives a session."""
+    return (ROOT / session.cache_dir).resolve()
+
+
+def pins(session: nox.Session) -> tuple[str, str]:
+    """Return pip's option for the pins; without the one of PyTorch where MULTIGEMM_TORCH names another."""
+    file = ROOT / "ci" / "constraints.txt"
+    if TORCH == ("torch",):
+        return "-c", str(file)
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    folder = cache(session)
+    folder.mkdir(parents=True, exist_ok=True)
+    loose = folder / "constraints-without-torch.txt"
+    loose.write_text("".join(line for line in lines if not line.startswith("torch==")), encoding="utf-8")
+    return "-c", str(loose)
+
+
+def shared_environment(
+    session: nox.Session, name: str, *requirements: str, headers: tuple[str, ...] = ()
+) -> Path:
+    """Return the interpreter of an environment that several sessions use; make it when it is not there.
+
+    Of ``headers`` only files are used, so they come without what they require.
+    """
+    folder = cache(session) / name
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp = folder / "complete.txt"
+    given = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
+    key = "\n".join([sys.version, *requirements, *headers, given])
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != key:
+        session.run(
+            sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
+        )
+        session.log(f"installing {', '.join(requirements)} into {folder}")
+        for wanted in (requirements, ("--no-deps", *headers) if headers else ()):
+            if wanted:
+                command = [str(python), "-m", "pip", "install", "-q", *pins(session), *wanted]
+                session.run(*command, external=True, silent=True)
+        stamp.write_text(key, encoding="utf-8")
+    return python
+
+
+def site_packages(session: nox.Session, python: str) -> Path:
+    """Return the folder where an interpreter's environment keeps its packages."""
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    answer = session.run(python, "-c", code, external=True, silent=True, log=False)
+    return Path(str(answer).strip().splitlines()[-1])
+
+
+def torch_folder(session: nox.Session) -> Path:
+    """Return the packages' folder of the one environment that holds PyTorch."""
+    return site_packages(session, str(shared_environment(session, "torch", *TORCH)))
+
+
+def lend_torch(session: nox.Session, python: str = "python") -> None:
+    """Let an environment import, and pip see, the PyTorch of the shared environment."""
+    path_file = site_packages(session, python) / "shared_torch.pth"
+    path_file.write_text(f"{torch_folder(session)}\n", encoding="utf-8")
+
+
+def pip_install(session: nox.Session, *arguments: str) -> None:
+    """Install into the session's environment, under the pins, with dist/ as one more place to look."""
+    session.run(
+        "python",
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        *pins(session),
+        "--find-links",
+        str(DIST),
+        *arguments,
+        silent=True,
+    )
