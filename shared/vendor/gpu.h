@@ -20,6 +20,13 @@
 #define MG_KERNEL __global__
 #define MG_DEVICE __device__ __forceinline__
 #define MG_SHARED __shared__
+// Of a kernel whose blocks have so many threads, how many of them a multiprocessor keeps. AMD's compiler counts
+// wavefronts of one of four units: of 256 threads, each has one.
+#if defined(__HIP__)
+#define MG_BLOCK(threads, blocks) __attribute__((amdgpu_waves_per_eu((threads) / 256 * (blocks))))
+#else
+#define MG_BLOCK(threads, blocks) __launch_bounds__(threads, blocks)
+#endif
 #define MG_UNROLL _Pragma("unroll")
 
 namespace multigemm {
@@ -54,6 +61,7 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
 #define MG_KERNEL
 #define MG_DEVICE inline
 #define MG_SHARED static thread_local
+#define MG_BLOCK(threads, blocks)
 #define MG_UNROLL
 
 namespace multigemm {

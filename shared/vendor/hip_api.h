@@ -84,6 +84,12 @@ __device__ __attribute__((convergent)) inline void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+// The value of the lane `step` before, in wavefronts of 32 or 64; unspecified where there is none.
+__device__ __attribute__((convergent)) inline int shuffle_up(int value, int step) {
+  const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0u)));
+  return __builtin_amdgcn_ds_bpermute(4 * (lane - step), value);
+}
+
 }  // namespace gpu
 }  // namespace multigemm
 
@@ -92,5 +98,7 @@ __device__ __attribute__((convergent)) inline void barrier() {
 #define blockDim ::multigemm::gpu::block_size()
 #define gridDim ::multigemm::gpu::grid_size()
 #define __syncthreads() ::multigemm::gpu::barrier()
+// Callers look at neighbours among 32 only, as CUDA has them.
+#define __shfl_up_sync(mask, value, step) ::multigemm::gpu::shuffle_up(value, step)
 
 #endif

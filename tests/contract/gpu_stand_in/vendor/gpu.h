@@ -8,6 +8,7 @@
 #define MG_KERNEL
 #define MG_DEVICE inline
 #define MG_SHARED static thread_local
+#define MG_BLOCK(threads, blocks)
 #define MG_UNROLL
 
 namespace multigemm {
