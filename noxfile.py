@@ -248,27 +248,49 @@ def audit(session: nox.Session, backend: str) -> None:
     """Check a wheel of dist/ as a stranger would: contents, metadata, symbols."""
     if missing := missing_compiler(backend):
         session.skip(missing)
-    wheel = build_wheel(session, backend)
-    lend_torch(session)  # whose exported symbols the audit of a native wheel compares with
-    pip_install(session, "twine", "packaging", "pyelftools")
-    session.run("twine", "check", "--strict", str(wheel))
+    audit_wheel(session, backend, build_wheel(session, backend))
     if backend == "front":
+        session.run("python", "ci/audit_set.py", *map(str, sorted(DIST.glob("*.whl"))))
+
+
+def audit_wheel(session: nox.Session, name: str, wheel: Path, *options: str) -> None:
+    """Run every audit of one wheel."""
+    lend_torch(session)  # whose exported symbols the audit of a native wheel compares with
+    pip_install(session, "twine", "packaging", "pyelftools", "torch-abi-audit")
+    session.run("twine", "check", "--strict", str(wheel))
+    if name == "front":
         session.run("python", "ci/audit_front.py", str(wheel))
         return
-    libraries = site_packages(session, build_environment(session, backend))
-    session.run("python", "ci/audit.py", "--libraries", str(libraries), str(wheel))
-    if PACKAGES[backend]["kind"] == "cuda":
+    libraries = site_packages(session, build_environment(session, name))
+    session.run("python", "ci/audit.py", "--torch-floor", "--libraries", str(libraries), *options, str(wheel))
+    if PACKAGES[name]["kind"] == "cuda":
         pip_install(session, *DISASSEMBLER)
         session.run("python", "ci/machine_code.py", str(wheel))
-    if PACKAGES[backend]["kind"] == "rocm":
+    if PACKAGES[name]["kind"] == "rocm":
         session.run("python", "ci/code_objects.py", str(wheel))
+
+
+@nox.session
+def audit_folder(session: nox.Session) -> None:
+    """Audit the wheels of a folder, built elsewhere: `-- [--published] FOLDER`, else those of dist/."""
+    folders = [a for a in session.posargs if not a.startswith("-")] or [str(DIST)]
+    options = [a for a in session.posargs if a.startswith("-")]
+    wheels = sorted(Path(folders[0]).resolve().glob("*.whl"))
+    if not wheels:
+        session.error(f"{folders[0]} has no wheel")
+    named = {package["distribution"].replace("-", "_"): name for name, package in PACKAGES.items()}
+    for wheel in wheels:
+        if (package := wheel.name.split("-")[0]) not in named:
+            session.error(f"{wheel.name} is none of {', '.join(named)}")
+        audit_wheel(session, named[package], wheel, *options)
+    session.run("python", "ci/audit_set.py", *options, *map(str, wheels))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The test suite on built wheels, on the CPU: first the front alone, then with every native wheel."""
     lend_torch(session)
-    pip_install(session, "pytest", "hypothesis", "numpy", "pyelftools")
+    pip_install(session, "pytest", "hypothesis", "numpy", "pyelftools", "packaging", "torch-abi-audit")
     session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
     pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     # Paths are from the root; naming one replaces the suites. (As a value, write it --deselect=PATH.)

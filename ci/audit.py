@@ -1,34 +1,33 @@
-"""Check native wheels: `python ci/audit.py [--libraries SITE_PACKAGES] WHEEL...`.
+"""Check native wheels: `python ci/audit.py [--libraries SITE_PACKAGES] [--published] WHEEL...`.
 
 A line for each finding; exit status 1 if there is any. SITE_PACKAGES holds vendors' libraries of the oldest
-version that the metadata allows: every function of theirs that a wheel needs has to be there.
+version that the metadata allows: every function of theirs that a wheel needs has to be there. --published
+asks for what a release has: the platform's tag and all architectures.
 
 What is checked is what users were hit by elsewhere: libraries grafted into a wheel, a RUNPATH that
 LD_LIBRARY_PATH beats, a Python symbol in a library that is to serve every Python, an unstable C++ symbol of
-torch, a newer torch needed than the metadata says.
+torch, a newer torch or C library needed than is said. ci/audit_set.py checks wheels against each other.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import csv
-import hashlib
-import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
 
-from elftools.elf.dynamic import DynamicSection
-from elftools.elf.elffile import ELFFile
-from elftools.elf.hash import GNUHashSection
-from elftools.elf.sections import SymbolTableSection
+from audit_metadata import audit_architectures, audit_info, audit_metadata, audit_platform
+from elf import Library, lacking, newer
+from generate import read_matrix
+from generate_wheels import toolkit_of
 
 # Of every backend; its own vendor libraries come from backend.json.
 SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
@@ -42,23 +41,8 @@ FUNCTIONS = (
     "mg_grouped_mm_wgrad_explain",
 )
 FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan")
-FIELDS = {
-    "protocol": int,
-    "abi": int,
-    "version": str,
-    "name": str,
-    "kind": str,
-    "min_torch": list,
-    "architectures": list,
-    "library": str,
-    "core": str,
-    "needed": list,
-    "optional_symbols": list,
-    "commit": str,
-}
-BUDGET = {"cpu": 4 << 20}  # bytes of the wheel; GPU wheels hold code for many architectures
-BUDGET_GPU = 100 << 20
-MIN_TORCH = [2, 10]
+MATRIX = read_matrix()
+MIN_TORCH = MATRIX["front"]["min_torch"]
 # Shims that appeared after 2.10: naming one would silently raise the floor.
 NEWER_SHIMS = re.compile(
     r"torch_(dtype_float8_e8m0fnu|dtype_float4_e2m1fn_x2|from_blob|tag_\w+|library_def_with_tags|exception_get_what\w*"
@@ -73,34 +57,6 @@ RUNTIME = re.compile(r"(__)?cu(da)?[A-Z]|hip[A-Z]|(aoti_)?torch_(?!device_type)\
 UNSTABLE = re.compile(r"_ZNK?(St\w*)?(2at|3c10|5torch3jit)|_ZT[ISV]N?(2at|3c10)")
 
 
-class Library:
-    """The dynamic section and symbols of one ELF file."""
-
-    def __init__(self, path: Path) -> None:
-        self.needed: list[str] = []
-        self.rpath: list[str] = []
-        self.runpath: list[str] = []
-        self.defined: set[str] = set()
-        self.undefined: set[str] = set()
-        with path.open("rb") as file:
-            elf = ELFFile(file)
-            self.machine = elf["e_machine"]
-            for section in elf.iter_sections():
-                if isinstance(section, DynamicSection):
-                    for tag in section.iter_tags():
-                        if tag.entry.d_tag == "DT_NEEDED":
-                            self.needed.append(tag.needed)
-                        elif tag.entry.d_tag == "DT_RPATH":
-                            self.rpath += tag.rpath.split(":")
-                        elif tag.entry.d_tag == "DT_RUNPATH":
-                            self.runpath += tag.runpath.split(":")
-                elif isinstance(section, SymbolTableSection) and section.name == ".dynsym":
-                    for symbol in section.iter_symbols():
-                        if symbol.name and symbol["st_info"]["bind"] != "STB_LOCAL":
-                            missing = symbol["st_shndx"] == "SHN_UNDEF"
-                            (self.undefined if missing else self.defined).add(symbol.name)
-
-
 def torch_library() -> Path | None:
     """The libtorch_cpu.so of this environment; None without torch."""
     found = util.find_spec("torch")
@@ -108,15 +64,6 @@ def torch_library() -> Path | None:
         return None
     path = Path(found.origin).parent / "lib" / "libtorch_cpu.so"
     return path if path.is_file() else None
-
-
-def lacking(path: Path, symbols: Iterable[str]) -> list[str]:
-    """Those symbols that a library does not define, by its hash table: torch's symbols are very many."""
-    with path.open("rb") as file:
-        tables = [s for s in ELFFile(file).iter_sections() if isinstance(s, GNUHashSection)]
-        if not tables:
-            return list(symbols)
-        return [symbol for symbol in symbols if tables[0].get_symbol(symbol) is None]
 
 
 def audit_vendor(library: Library, info: dict[str, Any], site: Path | None) -> Iterator[str]:
@@ -149,6 +96,41 @@ def audit_search_path(library: Library) -> Iterator[str]:
     for path in library.rpath:
         if not path.startswith("$ORIGIN"):
             yield f"RPATH has {path}, a folder of the machine that built it"
+
+
+def audit_versions(library: Library, platform: str) -> Iterator[str]:
+    """Findings about the age of the system that a library needs, given its wheel's platform tag."""
+    promised = next(
+        (p for p in (MATRIX["published"], MATRIX["local"]) if p["platform"] == platform), MATRIX["local"]
+    )
+    for soname, versions in sorted(library.versions.items()):
+        for version in newer(versions, promised["versions"]):
+            yield f"needs {version} of {soname}, newer than {promised['platform']} has"
+
+
+def audit_texts(library: Library) -> Iterator[str]:
+    """Findings about folders of the machine that built a library."""
+    for path in sorted(library.sources):
+        yield f"names {path}, a folder of the machine that built it"
+
+
+def audit_torch_floor(path: Path) -> Iterator[str]:
+    """Findings of torch-abi-audit, which knows when each shim of torch appeared."""
+    program = shutil.which("torch-abi-audit", path=str(Path(sys.executable).parent))
+    if program is None:
+        raise SystemExit("torch-abi-audit was not found: python -m pip install torch-abi-audit")
+    done = subprocess.run([program, "--json", str(path)], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout)
+    floor = ".".join(map(str, MIN_TORCH))
+    for library in (*told["extensions"], *told["bundled_libs"]):
+        torch = library["torch"]
+        found = torch["min_torch_version"]
+        if not torch["stable"]:
+            yield f"torch-abi-audit finds unstable symbols: {', '.join(torch['unstable_symbols'])}"
+        if found is None or found.split(".")[:2] != floor.split("."):
+            yield f"torch-abi-audit finds that it needs torch {found}, the metadata says {floor}"
+        for symbol in torch["unknown_shim_symbols"]:
+            yield f"torch-abi-audit knows no release of torch that has {symbol}"
 
 
 def audit_symbols(library: Library, kind: str) -> Iterator[str]:
@@ -215,68 +197,39 @@ def audit_binding(library: Library, info: dict[str, Any]) -> Iterator[str]:
         yield f"needs {symbol}, which the torch of this environment lacks"
 
 
-def audit_info(info: dict[str, Any], version: str) -> Iterator[str]:
-    """Findings about backend.json."""
-    for field, kind in FIELDS.items():
-        if not isinstance(info.get(field), kind):
-            yield f"backend.json: {field} is {info.get(field)!r}, not a {kind.__name__}"
-    if info.get("version") != version:
-        yield f"backend.json says version {info.get('version')}, the wheel {version}"
-    if info.get("min_torch") != MIN_TORCH:
-        yield f"backend.json: min_torch is {info.get('min_torch')}, not {MIN_TORCH}"
-    commit = info.get("commit")
-    if isinstance(commit, str) and not re.fullmatch(r"[0-9a-f]{40}|unknown", commit):
-        yield f"backend.json: commit is {commit!r}, neither a hash nor 'unknown'"
+def audit_wheel(
+    path: Path, site: Path | None = None, published: bool = False, floor: bool = False
+) -> Iterator[str]:
+    """Every finding about one wheel, compared with the vendors' libraries of a folder of packages.
 
-
-def audit_record(wheel: zipfile.ZipFile, record: str) -> Iterator[str]:
-    """Findings about RECORD: every file there once, with its right hash."""
-    rows = list(csv.reader(io.StringIO(wheel.read(record).decode())))
-    listed = {row[0]: row[1] for row in rows}
-    if len(listed) != len(rows):
-        yield "RECORD lists a file twice"
-    files = {name for name in wheel.namelist() if not name.endswith("/")}
-    for name in sorted(files - set(listed)):
-        yield f"RECORD lacks {name}"
-    for name in sorted(set(listed) - files):
-        yield f"RECORD has {name}, which is not in the wheel"
-    for name in sorted(files & set(listed)):
-        digest = base64.urlsafe_b64encode(hashlib.sha256(wheel.read(name)).digest()).rstrip(b"=").decode()
-        if name != record and listed[name] != f"sha256={digest}":
-            yield f"RECORD has another hash for {name}"
-
-
-def audit_wheel(path: Path, site: Path | None = None) -> Iterator[str]:
-    """Every finding about one wheel, compared with the vendors' libraries of a folder of packages."""
+    ``published`` asks for the tag and the architectures of a release, ``floor`` asks torch-abi-audit too.
+    """
     parts = path.stem.split("-")
     if len(parts) != 5 or parts[2:4] != ["py3", "none"] or not re.match(r"(many)?linux", parts[4]):
         yield f"the file name's tag is {'-'.join(parts[2:])}, not py3-none-<linux or manylinux platform>"
         return
-    package, version = parts[0], parts[1]
+    package, platform = parts[0], parts[4]
+    yield from audit_platform(platform, MATRIX, published)
     with zipfile.ZipFile(path) as wheel:
         names = [name for name in wheel.namelist() if not name.endswith("/")]
         tops = {name.split("/")[0] for name in names}
-        for top in sorted(tops - {package, f"{package}-{version}.dist-info"}):
+        for top in sorted(tops - {package, f"{package}-{parts[1]}.dist-info"}):
             yield f"holds {top}/: a backend owns its own folder only, and nothing may be grafted in"
-        tags = re.findall(r"^Tag: (.+)$", wheel.read(f"{package}-{version}.dist-info/WHEEL").decode(), re.M)
-        for tag in tags:
-            if not tag.startswith("py3-none-"):
-                yield f"WHEEL has the tag {tag}"
-        metadata = wheel.read(f"{package}-{version}.dist-info/METADATA").decode()
-        if re.search(r"^Requires-Dist: torch\b", metadata, re.M):
-            yield "requires torch, which could replace a user's build of it"
-        yield from audit_record(wheel, f"{package}-{version}.dist-info/RECORD")
         if f"{package}/backend.json" not in names:
             yield f"has no {package}/backend.json"
             return
         info = json.loads(wheel.read(f"{package}/backend.json"))
-        broken = list(audit_info(info, version))
+        broken = list(audit_info(info, parts[1], MATRIX))
         yield from broken
         if broken:
             return
         if package != f"multigemm_{info['name']}":
             yield f"backend.json says name {info['name']}, the package is {package}"
-        budget = BUDGET.get(info["kind"], BUDGET_GPU)
+            return
+        yield from audit_metadata(wheel, path.stem, info, MATRIX)
+        (row,) = (row for row in MATRIX["backend"] if row["name"] == info["name"])
+        yield from audit_architectures(info, row, published)
+        budget = toolkit_of(MATRIX, row)["megabytes"] << 20
         if path.stat().st_size > budget:
             yield f"has {path.stat().st_size} bytes, the budget is {budget}"
         files = {f"{package}/{info[part]}": part for part in ("core", "library")}
@@ -288,18 +241,26 @@ def audit_wheel(path: Path, site: Path | None = None) -> Iterator[str]:
                 if name not in names:
                     yield f"lacks {name}, which backend.json names"
                     continue
-                library = Library(Path(wheel.extract(name, folder)))
-                found = audit_core(library, info, site) if part == "core" else audit_binding(library, info)
-                yield from (f"{Path(name).name}: {finding}" for finding in found)
+                file = Path(wheel.extract(name, folder))
+                library = Library(file)
+                found = [*audit_versions(library, platform), *audit_texts(library)]
+                found += audit_core(library, info, site) if part == "core" else audit_binding(library, info)
+                if floor and part == "library":
+                    found += audit_torch_floor(file)
+                yield from (f"{file.name}: {finding}" for finding in found)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--libraries", type=Path, metavar="SITE_PACKAGES", help="holds vendors' libraries")
+    parser.add_argument("--published", action="store_true", help="ask for what a release has")
+    parser.add_argument("--torch-floor", action="store_true", help="ask torch-abi-audit too")
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
     options = parser.parse_args(arguments)
     found = [
-        f"{path.name}: {line}" for path in options.wheels for line in audit_wheel(path, options.libraries)
+        f"{path.name}: {line}"
+        for path in options.wheels
+        for line in audit_wheel(path, options.libraries, options.published, options.torch_floor)
     ]
     for line in found:
         print(line)
