@@ -1,0 +1,80 @@
+"""What the weights stand for: the coefficients of the terms, kept while they can't change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..ops import GroupOrder
+
+
+def traced() -> bool:
+    """Whether torch.compile or a transform of torch.func looks on: then nothing is read and nothing kept."""
+    if torch.compiler.is_compiling():
+        return True
+    functorch = torch._C._functorch.peek_interpreter_stack
+    return functorch() is not None or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _capturing() -> bool:
+    """Whether the current stream records a graph, in which nothing can be read back."""
+    asked = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
+    return bool(asked()) if asked is not None else False
+
+
+def present(order: GroupOrder) -> torch.Tensor | None:
+    """The elements that have atoms, or None for all; reads the sizes, which synchronises with a GPU."""
+    sizes = order.group_sizes
+    if traced() or sizes.device.type == "meta" or (sizes.device.type != "cpu" and _capturing()):
+        return None
+    found = sizes.nonzero().squeeze(1)
+    return None if found.shape[0] == sizes.shape[0] else found
+
+
+class Kept:
+    """One value derived from weights, as long as they are frozen and unchanged. Not copied, not pickled."""
+
+    def __init__(self) -> None:
+        self._entry: tuple[Any, torch.Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_entry": None}
+
+    def get(self, weights: list[nn.Parameter], detail: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """``make()``, or what it gave for the same frozen weights and ``detail`` last time.
+
+        An in-place change of a weight is noticed by its version, which ``weight.data.copy_`` alone passes by.
+        """
+        frozen = all(
+            type(w) is nn.Parameter and not w.requires_grad and not w.is_inference() for w in weights
+        )
+        if not frozen or traced():
+            self._entry = None if not traced() else self._entry
+            return make()
+        key = (detail, [(w.data_ptr(), w._version, w.dtype, w.device) for w in weights])
+        entry = self._entry
+        if entry is not None and entry[0] == key:
+            return entry[1]
+        with torch.inference_mode(False), torch.no_grad():
+            value = make()
+        self._entry = (key, value)
+        return value
+
+
+def coefficients(
+    weights: list[list[nn.Parameter]], tables: list[torch.Tensor], elements: torch.Tensor | None
+) -> torch.Tensor:
+    """[G', T, C]: the coefficients of all outputs' terms, of all elements or of the given ones.
+
+    ``weights`` has for each output its [G, P, C] by falling degree, ``tables`` its [T_o, P_o].
+    """
+    parts = []
+    for own, table in zip(weights, tables, strict=True):
+        w = torch.cat(list(own), 1) if len(own) > 1 else own[0]
+        if elements is not None:
+            w = w.index_select(0, elements)
+        parts.append(table @ w)
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]

@@ -1,0 +1,353 @@
+"""``SymmetricContraction``: MACE's product of many-body features, with weights for each element.
+
+    y[n, c] = sum over nu and paths p of  w_nu[element(n), p, c] * U_nu[.., p] contracted with nu copies of
+    x[n, c]
+
+Constructor, parameters and state dict are MACE's (arXiv:2206.07697, equations 10 and 11); how it is computed
+is not: see ``_terms.py`` for the polynomial and ``_grouped.py`` for the way it is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .._errors import DeviceError, DTypeError, OptionError, ShapeError
+from ..ops import GroupOrder
+from . import _grouped
+from ._cache import Kept, coefficients, present
+from ._irreps import Irreps
+from ._irreps import layout as read_layout
+from ._rows import order_of
+from ._terms import Setting, couplings, projection, terms
+
+
+class Contraction(nn.Module):
+    """The weights of one output: ``weights_max`` [G, P, C] of the highest degree, then ``weights`` by falling
+    degree.
+
+    In a state dict stand also MACE's ``U_matrix_*`` and ``weights_*_zeroed``. They are made for it, and
+    compared with it when it is loaded, but never kept.
+    """
+
+    def __init__(
+        self, setting: Setting, which: int, num_elements: int, num_features: int, like: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self.irreps_in, self.irrep_out = setting.irreps_in, setting.irreps_out[which]
+        self.correlation, self.reduced = setting.correlation[which], setting.reduced
+        made = []
+        for nu in range(self.correlation, 0, -1):
+            basis = self.basis(nu)
+            shape = (num_elements, basis.shape[-1], num_features)
+            possible = bool(basis.any())
+            # A degree that cannot give this irrep has a weight too, as in MACE, and it is zero for good.
+            weight = torch.randn(shape, **like) / basis.shape[-1] if possible else torch.zeros(shape, **like)
+            made.append(nn.Parameter(weight, requires_grad=possible))
+        self.weights_max = made[0]
+        self.weights = nn.ParameterList(made[1:])
+
+    def basis(self, nu: int) -> torch.Tensor:
+        """[2L+1, D, .., D, P] float64."""
+        return couplings(self.irreps_in, self.irrep_out, nu, self.reduced)
+
+    def all_weights(self) -> list[nn.Parameter]:
+        """By falling degree."""
+        return [self.weights_max, *self.weights]
+
+    def _derived(self) -> dict[str, torch.Tensor]:
+        like = self.weights_max
+        result = {}
+        for nu in range(1, self.correlation + 1):
+            basis = self.basis(nu)
+            zeroed = torch.tensor(not bool(basis.any()), device=like.device)
+            u = basis.squeeze(0) if basis.shape[0] == 1 else basis
+            result[f"U_matrix_{nu}"] = u.to(like)
+            result["weights_max_zeroed" if nu == self.correlation else f"weights_{nu - 1}_zeroed"] = zeroed
+        return result
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, value in self._derived().items():
+            destination[prefix + name] = value
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        errors = arguments[-1]
+        for name, mine in self._derived().items():
+            given = state_dict.pop(prefix + name, None)
+            if not name.startswith("U_") or given is None:
+                continue
+            if given.shape != mine.shape or not torch.allclose(
+                given.double().cpu(), mine.double().cpu(), atol=1e-4
+            ):
+                errors.append(
+                    f"{prefix}{name} {list(given.shape)} is not the coupling of this module "
+                    f"{list(mine.shape)}: its weights are of another basis, use_reduced_cg is "
+                    f"{self.reduced} here."
+                )
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
+class SymmetricContraction(nn.Module):
+    """MACE's symmetric contraction: the same constructor, parameters, state dict and values.
+
+    Args:
+        irreps_in: blocks of the same number of channels C, such as "128x0e + 128x1o + 128x2e"; text, or
+        e3nn's
+            or cuEquivariance's irreps. D is the width of one channel.
+        irreps_out: what comes out, each block with C channels.
+        correlation: the highest degree, 1 to 3; or a mapping with one for each block of ``irreps_out``.
+        irrep_normalization, path_normalization: "component" and "element"; accepted as MACE accepts them.
+        use_reduced_cg: use cuEquivariance's independent couplings instead of all paths; needs cuequivariance.
+        internal_weights, shared_weights: weights are the module's own; nothing else is offered.
+        num_elements: G.
+        layout_in, layout_out: columns of a block are [C, 2l+1] ("mul_ir") or [2l+1, C] ("ir_mul").
+        implementation: "grouped"; None leaves the choice to the module.
+        device, dtype: of the weights.
+
+    The coefficients that the weights stand for are kept between calls while no weight requires a gradient,
+    and made again once a weight was written to. Only elements that are present have any.
+
+    Raises:
+        OptionError: an argument that cannot be read or that is not offered.
+    """
+
+    matrix_places: torch.Tensor
+    pair_factors: torch.Tensor
+
+    def __init__(
+        self,
+        irreps_in: Any,
+        irreps_out: Any,
+        correlation: int | Mapping[Any, int],
+        irrep_normalization: str | None = "component",
+        path_normalization: str | None = "element",
+        use_reduced_cg: bool = False,
+        internal_weights: bool | None = None,
+        shared_weights: Any = None,
+        num_elements: int | None = None,
+        *,
+        layout_in: str = "mul_ir",
+        layout_out: str = "mul_ir",
+        implementation: str | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        op = "SymmetricContraction"
+        for name, value, known in (
+            ("irrep_normalization", irrep_normalization, ("component", "norm", "none", None)),
+            ("path_normalization", path_normalization, ("element", "path", "none", None)),
+        ):
+            if value not in known:
+                raise OptionError(f"{op}: {name} must be one of {known[:3]}, got {value!r}.")
+        if internal_weights is False:
+            raise OptionError(
+                f"{op}: internal_weights=False is not offered; write into the module's weights."
+            )
+        if num_elements is None or num_elements < 0:
+            raise OptionError(f"{op}: num_elements must be given, a number of elements, got {num_elements}.")
+        self.irreps_in, self.irreps_out = Irreps(irreps_in), Irreps(irreps_out)
+        channels = {block.mul for block in self.irreps_in}
+        if len(channels) != 1 or not self.irreps_out:
+            raise OptionError(
+                f"{op}: the blocks of irreps_in must have the same number of channels and irreps_out some "
+                f"block, got {self.irreps_in or 'nothing'} and {self.irreps_out or 'nothing'}."
+            )
+        (self.num_features,) = channels
+        self.num_elements = num_elements
+        self.layout_in, self.layout_out = read_layout(layout_in), read_layout(layout_out)
+        if implementation not in (None, "grouped"):
+            raise OptionError(f'{op}: implementation must be "grouped" or None, got {implementation!r}.')
+        self.implementation = implementation
+        self.use_reduced_cg = bool(use_reduced_cg)
+        degrees = (
+            [int(correlation[block]) for block in irreps_out]
+            if isinstance(correlation, Mapping)
+            else [int(correlation)] * len(self.irreps_out)
+        )
+        self.setting = Setting(
+            "+".join(f"1x{block.ir}" for block in self.irreps_in),
+            tuple(f"1x{block.ir}" for block in self.irreps_out),
+            tuple(degrees),
+            self.use_reduced_cg,
+        )
+        found = terms(self.setting)
+        like: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.contractions = nn.ModuleList(
+            Contraction(self.setting, which, num_elements, self.num_features, like)
+            for which in range(len(self.irreps_out))
+        )
+        places, factors = _grouped.matrix_places(found), _grouped.pair_factors(found)
+        self.register_buffer("matrix_places", places.to(device), persistent=False)
+        self.register_buffer("pair_factors", factors.to(device), persistent=False)
+        self._pair_counts = _grouped.pair_counts(found)
+        self._width = found.width
+        self._kept = Kept()
+        for which, table in enumerate(found.coefficients):
+            self.register_buffer(f"coefficients_{which}", table.to(self._like()), persistent=False)
+
+    def _weights(self) -> list[list[nn.Parameter]]:
+        """Of each output, by falling degree."""
+        return [c.all_weights() for c in self.contractions if isinstance(c, Contraction)]
+
+    def _like(self) -> nn.Parameter:
+        return self._weights()[0][0]
+
+    def _tables(self) -> list[torch.Tensor]:
+        return [self.get_buffer(f"coefficients_{which}") for which in range(len(self.irreps_out))]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> SymmetricContraction:
+        before = self._like().dtype
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        like = self._like()
+        if like.dtype != before:  # made anew, or what float32 rounded off would be missing in float64
+            for which, table in enumerate(terms(self.setting).coefficients):
+                setattr(self, f"coefficients_{which}", table.to(like))
+        return self
+
+    # --- the call -------------------------------------------------------------------------------------
+
+    def forward(
+        self, x: torch.Tensor, labels: torch.Tensor | None = None, *, order: GroupOrder | None = None
+    ) -> torch.Tensor:
+        """x [N, C, D], or [N, irreps_in.dim] in ``layout_in`` -> [N, irreps_out's columns] in ``layout_out``.
+
+        Args:
+            labels: the element of each atom: integers [N] in any order, or one-hot [N, G]. An atom without an
+                element (a label outside 0 .. G-1, a row of zeros) gives zeros.
+            order: ``sort_by_group(labels, G)`` instead, sorted once and shared between layers.
+        """
+        op = "SymmetricContraction"
+        features = self._features(op, x)
+        weights, like = self._weights(), self._like()
+        if like.device != x.device:
+            raise DeviceError(f"{op}: x must be on the device of the weights, {like.device}, got {x.device}.")
+        if like.dtype != x.dtype:
+            raise DTypeError(f"{op}: x must have the dtype of the weights, {like.dtype}, got {x.dtype}.")
+        order = order_of(op, labels, order, x, self.num_elements)
+        elements = present(order)
+        if elements is not None:
+            order = order._replace(group_sizes=order.group_sizes.index_select(0, elements))
+
+        def make() -> torch.Tensor:
+            found = coefficients(weights, self._tables(), elements)
+            return _grouped.matrices(found, self.matrix_places, self._width)
+
+        detail = None if elements is None else tuple(elements.tolist())
+        v = self._kept.get([w for own in weights for w in own], detail, make)
+        y = _grouped.contract(features, order, v, self.pair_factors, self._pair_counts)
+        return self._columns(y)
+
+    def _columns(self, y: torch.Tensor) -> torch.Tensor:
+        """y [N, C, O] in ``layout_out``."""
+        if self.layout_out == "ir_mul":
+            return y.transpose(1, 2).flatten(1)
+        dims = [block.ir.dim for block in self.irreps_out]
+        return torch.cat([part.flatten(1) for part in y.split(dims, 2)], 1)
+
+    def _features(self, op: str, x: torch.Tensor) -> torch.Tensor:
+        """x as [N, C, D]."""
+        channels, width = self.num_features, self._width
+        if x.dim() == 3 and self.layout_in == "mul_ir" and tuple(x.shape[1:]) == (channels, width):
+            return x
+        if x.dim() != 2 or x.shape[1] != channels * width:
+            raise ShapeError(
+                f"{op}: x must have shape [N, {channels}, {width}] (mul_ir) or [N, {channels * width}], "
+                f"got {list(x.shape)}."
+            )
+        if self.layout_in == "ir_mul":
+            return x.view(x.shape[0], width, channels).transpose(1, 2)
+        blocks, at = [], 0
+        for block in self.irreps_in:
+            blocks.append(x[:, at : at + block.dim].unflatten(1, (channels, block.ir.dim)))
+            at += block.dim
+        return torch.cat(blocks, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.irreps_in} -> {self.irreps_out}, correlation={list(self.setting.correlation)}, "
+            f"num_elements={self.num_elements}"
+        )
+
+    # --- the same contraction in other packages ---------------------------------------------------------
+
+    @classmethod
+    def from_mace(cls, module: Any, implementation: str | None = None) -> SymmetricContraction:
+        """From MACE's or OpenEquivariance's ``SymmetricContraction``; the weights are copied.
+
+        Which basis the weights are of is read from its couplings. Raises ``OptionError`` where they are
+        neither all paths nor, with cuequivariance installed, the independent ones.
+        """
+        contractions = list(module.contractions)
+        first = contractions[0].weights_max
+        irreps_out = Irreps(module.irreps_out)
+        degrees = dict(zip(map(str, irreps_out), (int(c.correlation) for c in contractions), strict=True))
+        settings: dict[str, Any] = {
+            "num_elements": first.shape[0],
+            "implementation": implementation,
+            "device": first.device,
+            "dtype": first.dtype,
+        }
+        errors = []
+        for reduced in (False, True):
+            try:
+                made = cls(module.irreps_in, irreps_out, _ByText(degrees), use_reduced_cg=reduced, **settings)
+            except OptionError as error:
+                errors.append(str(error))
+                continue
+            state = {name: value for name, value in module.state_dict().items() if "graph_opt" not in name}
+            try:
+                made.load_state_dict(state)
+            except RuntimeError as error:
+                errors.append(str(error))
+                continue
+            for mine, theirs in zip(made._weights(), contractions, strict=True):
+                for a, b in zip(mine, [theirs.weights_max, *theirs.weights], strict=True):
+                    a.requires_grad_(b.requires_grad)
+            return made.train(module.training)
+        raise OptionError("SymmetricContraction.from_mace: " + " Nor with reduced couplings: ".join(errors))
+
+    @torch.no_grad()
+    def copy_to_mace(self, module: Any) -> None:
+        """Write the weights into MACE's or OpenEquivariance's module of the same arguments."""
+        for mine, theirs in zip(self._weights(), module.contractions, strict=True):
+            for a, b in zip(mine, [theirs.weights_max, *theirs.weights], strict=True):
+                if a.shape != b.shape:
+                    raise OptionError(
+                        f"SymmetricContraction: weights {list(a.shape)} do not fit {list(b.shape)} of the "
+                        f"module; is use_reduced_cg={self.use_reduced_cg} the same there?"
+                    )
+                b.copy_(a)
+
+    @torch.no_grad()
+    def with_basis(self, use_reduced_cg: bool) -> SymmetricContraction:
+        """The same map with weights of the other basis: all paths, or the independent couplings."""
+        weights = self._like()
+        made = SymmetricContraction(
+            self.irreps_in,
+            self.irreps_out,
+            _ByText(dict(zip(map(str, self.irreps_out), self.setting.correlation, strict=True))),
+            use_reduced_cg=use_reduced_cg,
+            num_elements=self.num_elements,
+            layout_in=self.layout_in,
+            layout_out=self.layout_out,
+            implementation=self.implementation,
+            device=weights.device,
+            dtype=weights.dtype,
+        )
+        for which, (mine, own) in enumerate(zip(self._weights(), made._weights(), strict=True)):
+            for nu, a, b in zip(range(len(mine), 0, -1), mine, own, strict=True):
+                b.copy_(projection(self.setting, made.setting, which, nu).to(a) @ a)
+                b.requires_grad_(a.requires_grad and b.requires_grad)
+        return made.train(self.training)
+
+
+class _ByText(dict[Any, int]):
+    """Degrees by the text of an irreps block."""
+
+    def __getitem__(self, key: Any) -> int:
+        return super().__getitem__(str(key))
