@@ -254,6 +254,16 @@ def test_a_pin_lifts_no_check(cuda13, pin):
         refused_before_loading(answer, "FlavourMismatch" if pin == "cu12" else "NotInstalled")
 
 
+def test_another_major_is_opened_when_both_variables_ask_for_it(cuda13):
+    folder = cuda13.backend("cu12")
+    cuda13.backend("cu13")
+    answer = ask("cuda", cuda13, env={"MULTIGEMM_BACKEND": "cu12", "MULTIGEMM_ANY_CUDA": "1"})
+    assert (answer["name"], answer["warnings"]) == ("cu12", [])
+    assert answer["mapped"] == [str(folder / "lib" / "libmultigemm_cu12.so")]
+    [reason] = [row[3] for row in answer["findings"] if row[0] == "cu12"]
+    assert "built for CUDA 12, while this PyTorch is built for CUDA 13.0" in reason and "is open" in reason
+
+
 def test_the_fallback_is_opt_in_and_warns_once(cuda13):
     cuda13.backend("cu12")
     answer = ask("cuda", cuda13, env={"MULTIGEMM_FALLBACK": "torch"})

@@ -131,6 +131,20 @@ TABLE = [
     ("cuda", CU13, ["cu13", "cpu"], {"backend": "cpu"}, "NotInstalled", "raise", "unset MULTIGEMM_BACKEND"),
     ("cuda", CU13, ["cu13"], {"backend": "none"}, "NotInstalled", "raise", "unset MULTIGEMM_BACKEND"),
     ("cuda", CU13, ["cu13"], {"backend": "cu14"}, "NotInstalled", "raise", "known names: cpu, cu12"),
+    # MULTIGEMM_ANY_CUDA lets the named backend be of another CUDA major, and lifts nothing else
+    ("cuda", CU13, ["cu12", "cu13"], {"backend": "cu12", "any_cuda": "1"}, "cu12", "raise", ""),
+    ("cuda", CU12, ["cu12", "cu13"], {"backend": "cu13", "any_cuda": "1"}, "cu13", "raise", ""),
+    ("cuda", CU13, ["cu12", "cu13"], {"backend": "cu13", "any_cuda": "1"}, "cu13", "raise", ""),
+    ("cuda", CU13, ["cu12", "cu13"], {"any_cuda": "1"}, "cu13", "raise", ""),
+    ("cuda", CU13, ["cu12"], {"any_cuda": "1"}, "FlavourMismatch", "raise", "CUDA 12, while"),
+    ("cuda", CU13, ["cu12"], {"backend": "cu12", "any_cuda": "0"}, "FlavourMismatch", "raise", "while"),
+    ("cuda", CU13, ["cu12"], {"backend": "cu12", "any_cuda": "yes"}, "FlavourMismatch", "raise", "while"),
+    ("cuda", CU13, ["cu12 abi=2"], {"backend": "cu12", "any_cuda": "1"}, "AbiSkew", "raise", "ABI 2"),
+    ("cuda", CU13, ["cu12 broken"], {"backend": "cu12", "any_cuda": "1"}, "BrokenMetadata", "raise", ""),
+    ("cuda", CU13, ["cu12 version=0.2.0"], {"backend": "cu12", "any_cuda": "1"}, "VersionSkew", "raise", ""),
+    ("cuda", HIP10, ["rocm"], {"backend": "rocm", "any_cuda": "1"}, "FlavourMismatch", "raise", "ROCm 10"),
+    ("cuda", HIP7, ["cu12"], {"backend": "cu12", "any_cuda": "1"}, "FlavourMismatch", "raise", "ROCm"),
+    ("cuda", CPU, ["cu12"], {"backend": "cu12", "any_cuda": "1"}, "FlavourMismatch", "raise", "no GPU"),
     ("cpu", CPU, ["cpu"], {"backend": "cpu"}, "cpu", "warn", ""),
     ("cpu", CPU, ["cpu"], {"backend": "none"}, None, "silent", ""),
     ("cpu", CPU, ["cpu broken"], {"backend": "none"}, None, "silent", ""),
@@ -240,6 +254,15 @@ def test_remarks_on_the_environment_reach_the_decision():
     odd = select("cpu", Torch.of(*CPU), [installed("cpu")], FRONT, backend="cu14")
     assert odd.chosen.name == "cpu"
     assert any("MULTIGEMM_BACKEND=cu14" in note for note in odd.notes)
+    odd = select("cuda", Torch.of(*CU13), [installed("cu13")], FRONT, any_cuda="yes")
+    assert any("MULTIGEMM_ANY_CUDA=yes" in note for note in odd.notes)
+    odd = select("cuda", Torch.of(*CU13), [installed("cu13")], FRONT, any_cuda="1")
+    assert any("MULTIGEMM_BACKEND has to name" in note for note in odd.notes)
+    plain = select("cuda", Torch.of(*CU13), [installed("cu12")], FRONT, any_cuda="1", backend="cu12")
+    assert plain.notes == ()
+    assert "built for CUDA 12, while" in plain.verdicts[0].reason
+    plain = select("cpu", Torch.of(*CPU), [installed("cpu")], FRONT, backend="cu13", any_cuda="1")
+    assert plain.notes == ()
     plain = select("cpu", Torch.of(*CPU), [installed("cpu")], FRONT, backend="cu13")
     assert plain.notes == ()
 

@@ -167,7 +167,8 @@ def _finding(verdict: Verdict, answer: Answer | None) -> Finding:
     steps: tuple[str, ...] = ()
     if answer is not None and answer.backend is not None and answer.backend.folder == candidate.folder:
         off = [f"{feature} is off: {why}" for feature, why in answer.backend.disabled.items()]
-        word, reason, opened, steps = "opened", "; ".join(["fits and is open", *off]), True, answer.steps
+        fits = [reason, "is open"] if reason != "fits" else ["fits and is open"]
+        word, reason, opened, steps = "opened", "; ".join([*fits, *off]), True, answer.steps
     elif answer is not None and verdict.accepted and answer.steps:
         word, reason, steps = "failed", answer.cause, answer.steps
     return Finding(
@@ -191,6 +192,7 @@ def _decide(device_type: str, torch: Torch, candidates: tuple[Candidate, ...], f
         front,
         backend=os.environ.get("MULTIGEMM_BACKEND"),
         fallback=os.environ.get("MULTIGEMM_FALLBACK"),
+        any_cuda=os.environ.get("MULTIGEMM_ANY_CUDA"),
     )
 
 

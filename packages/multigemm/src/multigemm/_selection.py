@@ -8,7 +8,8 @@ The rules, in order:
 1. CPU operands look at backends of kind ``cpu`` only; device type ``cuda`` looks at kind ``rocm`` when
    PyTorch was built for HIP and at kind ``cuda`` otherwise; any other device type takes the reference.
 2. A GPU backend's major must be PyTorch's. That is settled before anything is opened.
-3. ``MULTIGEMM_BACKEND`` narrows the choice by name and lifts none of the checks.
+3. ``MULTIGEMM_BACKEND`` narrows the choice by name and lifts none of the checks. Beside it,
+   ``MULTIGEMM_ANY_CUDA=1`` lifts one: the backend that it names may be of another CUDA major than PyTorch.
 4. One name in two folders is refused, because nobody can say which copy an import would give.
 5. Protocol and ABI numbers and the version must equal the front's; PyTorch must reach the floor.
 """
@@ -191,7 +192,9 @@ def _extra_cure(front: Front, torch: Torch, kind: str) -> str:
     return pip_install(f"multigemm[{extra}]=={front.version}")
 
 
-def _check(candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: str | None) -> Verdict:
+def _check(
+    candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: str | None, any_cuda: bool
+) -> Verdict:
     """Judge one candidate by itself; rivals are looked at afterwards."""
 
     def refuse(error: type[BackendError], reason: str, cure: str) -> Verdict:
@@ -211,10 +214,13 @@ def _check(candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: 
         reason = f"MULTIGEMM_BACKEND={pinned} asks for another backend"
         return refuse(NotInstalled, reason, _extra_cure(front, torch, kind))
     # A backend whose metadata cannot be read may have no major to compare; its own fault is told below.
+    fits = "fits"
     if kind != "cpu" and candidate.major is not None and candidate.major != torch.flavour.version[0]:
         built = f"built for {_VENDOR[kind]} {candidate.major}"
         reason = f"{built}, while this {torch.name} is built for {torch.flavour}"
-        return refuse(FlavourMismatch, reason, _extra_cure(front, torch, kind))
+        if not (any_cuda and kind == "cuda" and pinned == candidate.name):
+            return refuse(FlavourMismatch, reason, _extra_cure(front, torch, kind))
+        fits = f"{reason}, which MULTIGEMM_ANY_CUDA=1 lets by"
     if candidate.error is not None or candidate.info is None:
         reason = candidate.error or "its metadata cannot be read"
         return refuse(BrokenMetadata, reason, reinstall_line(candidate.distribution, front.version))
@@ -235,7 +241,7 @@ def _check(candidate: Candidate, kind: str, torch: Torch, front: Front, pinned: 
     if torch.name == "PyTorch" and torch.version < floor:
         reason = f"it needs PyTorch {show(floor)} or newer, this is {torch.text}"
         return refuse(VersionSkew, reason, pip_install(f"torch>={show(floor)}"))
-    return Verdict(candidate, True, "fits")
+    return Verdict(candidate, True, fits)
 
 
 def _fits_the_device(verdict: Verdict) -> bool:
@@ -312,10 +318,12 @@ def select(
     *,
     backend: str | None = None,
     fallback: str | None = None,
+    any_cuda: str | None = None,
 ) -> Decision:
     """Choose the backend for tensors of ``device_type``.
 
-    ``backend`` and ``fallback`` are the values of MULTIGEMM_BACKEND and MULTIGEMM_FALLBACK, or None.
+    ``backend``, ``fallback`` and ``any_cuda`` are the values of MULTIGEMM_BACKEND, MULTIGEMM_FALLBACK and
+    MULTIGEMM_ANY_CUDA, or None.
     Never raises for what a user may have installed or set: the answer is in the decision.
     """
     backend = (backend or "").strip().lower() or None
@@ -331,6 +339,11 @@ def select(
     notes: list[str] = []
     if fallback not in (None, "torch"):
         notes.append(f"MULTIGEMM_FALLBACK={fallback} is not understood and ignored; the one value is 'torch'")
+    any_cuda = (any_cuda or "").strip() or None
+    if any_cuda not in (None, "0", "1"):
+        notes.append(f"MULTIGEMM_ANY_CUDA={any_cuda} is not understood and ignored; the values are 0 and 1")
+    elif any_cuda == "1" and kind == "cuda" and backend is None:
+        notes.append("MULTIGEMM_ANY_CUDA=1 is ignored: MULTIGEMM_BACKEND has to name the backend")
     pinned = backend
     if kind == "cpu" and backend not in ("cpu", "none"):
         # A pinned GPU backend says nothing about CPU calls; a pinned third-party CPU backend does.
@@ -355,7 +368,7 @@ def select(
             tuple(notes),
         )
 
-    judged = [_check(c, kind, torch, front, pinned) for c in candidates]
+    judged = [_check(c, kind, torch, front, pinned, any_cuda == "1") for c in candidates]
     if kind != "cpu" and torch.flavour.kind == "cpu":
         failure = _main_failure(judged, kind, torch, front, device_type, pinned)
         return Decision(device_type, None, failure, tuple(judged), on_failure, tuple(notes))

@@ -29,6 +29,7 @@ VARIABLES = {
     "MULTIGEMM_BACKEND": "names the backend to take, or none",
     "MULTIGEMM_IMPLEMENTATION": "pins the implementation",
     "MULTIGEMM_FALLBACK": "torch: take the reference on a GPU without a backend",
+    "MULTIGEMM_ANY_CUDA": "1: the named backend may be of another CUDA major than PyTorch",
     "MULTIGEMM_CHECK": "1: read the group sizes and refuse wrong ones",
     "CUDA_VISIBLE_DEVICES": "hides devices",
     "HIP_VISIBLE_DEVICES": "hides devices",
