@@ -19,6 +19,8 @@ except ModuleNotFoundError as _error:
 from ._choice import use as use
 from ._config import ConfigBundle as ConfigBundle
 from ._config import MoEConfig as MoEConfig
+from ._expert_parallel import ExpertParallelFeedForward as ExpertParallelFeedForward
+from ._expert_parallel import expert_parallel as expert_parallel
 from ._implementation import MoEImplementation as MoEImplementation
 from ._implementation import Support as Support
 from ._layer import MoEFeedForward as MoEFeedForward
@@ -30,12 +32,14 @@ from ._routing import route as route
 
 __all__ = [
     "ConfigBundle",
+    "ExpertParallelFeedForward",
     "MoEConfig",
     "MoEFeedForward",
     "MoEImplementation",
     "MoERegistry",
     "Routing",
     "Support",
+    "expert_parallel",
     "moe_feed_forward",
     "registry",
     "route",

@@ -93,12 +93,10 @@ def moe_feed_forward(
     if routing is None:
         routing = made.route(_logits(tokens, router_weight, router_bias, c), score_correction_bias)
     else:
-        _check_routing(routing, tokens.shape[0], c, x)
+        check_routing(routing, tokens.shape[0], c, x)
     y = made.experts(tokens, routing, gate_up_proj, down_proj, gate_up_proj_bias, down_proj_bias)
     if shared_gate_up_proj is not None and shared_down_proj is not None:
-        s = activate(tokens @ shared_gate_up_proj, c) @ shared_down_proj
-        if shared_gate is not None:
-            s = s * torch.sigmoid(tokens @ shared_gate)
+        s = shared_expert(tokens, shared_gate_up_proj, shared_down_proj, shared_gate, c)
         y = y + s.to(y.dtype)
     return y.view(x.shape)
 
@@ -122,7 +120,19 @@ def _given(
         )
 
 
-def _check_routing(routing: Routing, tokens: int, config: MoEConfig, x: torch.Tensor) -> None:
+def shared_expert(
+    tokens: torch.Tensor,
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+    gate: torch.Tensor | None,
+    config: MoEConfig,
+) -> torch.Tensor:
+    """The expert that every token takes: tokens [T, H], weights [H, V], [S, H] and [H, 1] -> [T, H]."""
+    y = activate(tokens @ gate_up_proj, config) @ down_proj
+    return y if gate is None else y * torch.sigmoid(tokens @ gate)
+
+
+def check_routing(routing: Routing, tokens: int, config: MoEConfig, x: torch.Tensor) -> None:
     want = (tokens, config.top_k)
     for name, value in (("experts", routing.experts), ("weights", routing.weights)):
         _given(f"routing.{name}", value, want, x, True)
@@ -174,6 +184,7 @@ class MoEFeedForward(nn.Module):
         *,
         implementation: str | None = None,
         device: torch.device | str | None = None,
+        _experts: int | None = None,
     ) -> None:
         super().__init__()
         bundle = config._bundle(implementation)
@@ -184,6 +195,9 @@ class MoEFeedForward(nn.Module):
         like: dict[str, Any] = {"device": device, "dtype": c.input_dtype}
         e, h, i, s = c.num_experts, c.hidden_size, c.intermediate_size, c.shared_intermediate_size
         self.router = nn.Linear(h, e, bias=c.router_bias, **like)
+        bias = torch.zeros(e, dtype=torch.float32, device=device) if c.score_correction_bias else None
+        self.register_buffer("score_correction_bias", bias)
+        e = e if _experts is None else _experts  # fewer than the router knows where others are elsewhere
         self.gate_up_proj = nn.Parameter(torch.empty(e, h, c.up_width, **like))
         self.down_proj = nn.Parameter(torch.empty(e, i, h, **like))
         self.gate_up_proj_bias = self._optional(c.expert_bias, (e, c.up_width), like)
@@ -191,8 +205,6 @@ class MoEFeedForward(nn.Module):
         self.shared_gate_up_proj = self._optional(s > 0, (h, c.up_width // i * s), like)
         self.shared_down_proj = self._optional(s > 0, (s, h), like)
         self.shared_gate = self._optional(c.shared_gate, (h, 1), like)
-        bias = torch.zeros(e, dtype=torch.float32, device=device) if c.score_correction_bias else None
-        self.register_buffer("score_correction_bias", bias)
         self.reset_parameters()
 
     @staticmethod
