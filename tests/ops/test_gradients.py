@@ -147,3 +147,41 @@ def test_pin_holds_in_backward(device: torch.device) -> None:
     with Names():
         y.sum().backward()
     assert seen == ["reference", "reference"]
+
+
+def test_the_operators_themselves_differentiate_to_second_order(device: torch.device) -> None:
+    """Public functions record their node without the dispatcher where they can; other callers cannot."""
+    x = torch.randn(7, 3, dtype=torch.float64, device=device, requires_grad=True)
+    w = torch.randn(3, 3, 2, dtype=torch.float64, device=device, requires_grad=True)
+    gy = torch.randn(7, 2, dtype=torch.float64, device=device, requires_grad=True)
+    sizes = torch.tensor([3, 0, 2], device=device)
+
+    def rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.multigemm.grouped_mm.default(x, w, sizes, False, None, None, "", "")
+
+    def wgrad(x: torch.Tensor, gy: torch.Tensor) -> torch.Tensor:
+        return torch.ops.multigemm.grouped_mm_wgrad.default(x, gy, sizes, False, False, None, "", "")
+
+    for function, operands in ((rows, (x, w)), (wgrad, (x, gy))):
+        assert torch.autograd.gradcheck(function, operands)
+        assert torch.autograd.gradgradcheck(function, operands)
+
+
+def test_the_short_way_of_training_gives_way_to_whatever_looks_on(device: torch.device) -> None:
+    x = torch.randn(5, 3, device=device, requires_grad=True)
+    w = torch.randn(2, 3, 4, device=device, requires_grad=True)
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    plain = multigemm.grouped_mm(x, w, [2, 3])
+    gradients = torch.autograd.grad(plain.sum(), (x, w))
+    with Watch():
+        watched = multigemm.grouped_mm(x, w, [2, 3])
+        again = torch.autograd.grad(watched.sum(), (x, w))
+    assert "multigemm.grouped_mm.default" in seen and "multigemm.grouped_mm_wgrad.default" in seen
+    assert torch.equal(plain, watched)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))

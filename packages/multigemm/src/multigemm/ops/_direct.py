@@ -2,16 +2,18 @@
 
 The dispatcher exists for what stands between a call and its kernel: autograd, autocast, ``torch.func``,
 modes such as fake tensors, subclasses of tensors. Where there is none of it, which is the usual case of
-inference, the kernel is called at once: that halves the host time of a call.
+inference, the kernel is called at once: that halves the host time of a call. Where autograd is all there
+is, as in training, its node is recorded here, without the two ways through the dispatcher.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
-from ._library import forward_mode
+from ._library import Function, forward_mode, grad_needed
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DEVICES = ("cpu", "cuda")
@@ -29,16 +31,42 @@ except AttributeError:  # private names that a torch to come may lack: then ever
     _QUESTIONS = None
 
 
+class Ways(NamedTuple):
+    """An operator, and what it comes down to: its kernel, and the function that records it."""
+
+    operator: Callable[..., torch.Tensor]
+    kernel: Callable[..., torch.Tensor]
+    function: type[Function]
+
+
+WAYS: dict[str, Ways] = {}
+
+
+def product(op: str, x: torch.Tensor, other: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """The operator ``op``, by the shortest way that this call allows."""
+    ways = WAYS[op]
+    bias = arguments[2] if op == "grouped_mm" else None
+    if torch.compiler.is_compiling() or not plain(x, other, bias):
+        return ways.operator(x, other, *arguments)
+    if grad_needed(x, other, bias):
+        return ways.function.record(x, other, *arguments)
+    return ways.kernel(x, other, *arguments)
+
+
 def possible(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Whether a call on these operands may go straight to its kernel."""
+    return plain(x, other, bias) and not grad_needed(x, other, bias)
+
+
+def plain(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Whether nothing but autograd, reverse mode, can stand between a call and its kernel."""
     if _QUESTIONS is None or forward_mode():
         return False
     kind = x.device.type
     if kind not in _DEVICES:  # meta tensors have no kernel; other devices may have keys of their own
         return False
-    grad = torch.is_grad_enabled()
     for tensor in (x, other) if bias is None else (x, other, bias):
-        if type(tensor) not in _PLAIN or (grad and tensor.requires_grad) or tensor.is_neg():
+        if type(tensor) not in _PLAIN or tensor.is_neg():
             return False
     for question in _QUESTIONS:
         if question():

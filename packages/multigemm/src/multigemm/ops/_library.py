@@ -90,6 +90,11 @@ class Function(_SingleLevelFunction):
         if not grad_needed(*tensors) and not has_tangent(*tensors):
             with torch._C._AutoDispatchBelowAutograd():
                 return cls.operator(*arguments)
+        return cls.record(*arguments)
+
+    @classmethod
+    def record(cls, *arguments: Any) -> torch.Tensor:
+        """``forward``, with a node of the graph for its gradients."""
         with enable_single_level_autograd_function():
             result: torch.Tensor = cls.apply(*arguments)  # type: ignore[attr-defined]  # made in C++
         return result

@@ -10,6 +10,7 @@ of this operator and of ``grouped_mm_wgrad`` and walk the same route, at any ord
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -86,8 +87,10 @@ def grouped_mm(
         _checks.grouped_mm(x, w, groups, is_offsets, bias, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm")
     if out is None:
-        if not compiling and _direct.possible(x, w, bias):
-            return _kernel(x, w, groups, is_offsets, bias, out_dtype, precision or "", name)
+        if not compiling:
+            return _direct.product(
+                "grouped_mm", x, w, groups, is_offsets, bias, out_dtype, precision or "", name
+            )
         result: torch.Tensor = torch.ops.multigemm.grouped_mm.default(
             x, w, groups, is_offsets, bias, out_dtype, precision or "", name
         )
@@ -222,8 +225,8 @@ class _GroupedMM(Function):
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w, groups = ctx.saved_tensors
-        product = torch.ops.multigemm.grouped_mm.default
-        wgrad = torch.ops.multigemm.grouped_mm_wgrad.default
+        product = functools.partial(_direct.product, "grouped_mm")
+        wgrad = functools.partial(_direct.product, "grouped_mm_wgrad")
         offsets, precision, implementation = ctx.options
         gy = gy.to(ctx.dtype)
         gx = gw = gbias = None
@@ -237,6 +240,16 @@ class _GroupedMM(Function):
             gbias = row.squeeze(-2)
         return gx, gw, None, None, gbias, None, None, None
 
+
+class _DirectGroupedMM(_GroupedMM):
+    """The same where nothing but autograd stands between a call and its kernel."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _kernel(*arguments)
+
+
+_direct.WAYS["grouped_mm"] = _direct.Ways(_GroupedMM.operator, _kernel, _DirectGroupedMM)
 
 LIB.impl("grouped_mm", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_out", _out_kernel, "CompositeExplicitAutograd")

@@ -9,6 +9,7 @@ It is the gradient of ``grouped_mm`` in the weights, and closes the pair under d
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,8 +74,10 @@ def grouped_mm_wgrad(
         _check(x, gy, groups, is_offsets, sum_batch, out_dtype, precision, implementation)
     name = _choice.pinned() if implementation is None else _choice.known(implementation, "grouped_mm_wgrad")
     if out is None:
-        if not compiling and _direct.possible(x, gy):
-            return _kernel(x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name)
+        if not compiling:
+            return _direct.product(
+                "grouped_mm_wgrad", x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name
+            )
         result: torch.Tensor = torch.ops.multigemm.grouped_mm_wgrad.default(
             x, gy, groups, is_offsets, sum_batch, out_dtype, precision or "", name
         )
@@ -212,7 +215,7 @@ class _GroupedMMWgrad(Function):
     @staticmethod
     def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, gy, groups = ctx.saved_tensors
-        product = torch.ops.multigemm.grouped_mm.default
+        product = functools.partial(_direct.product, "grouped_mm")
         gdw = gdw.to(ctx.dtype)
         gx = ggy = None
         if ctx.needs_input_grad[0]:
@@ -221,6 +224,16 @@ class _GroupedMMWgrad(Function):
             ggy = product(x, gdw, groups, *ctx.options)
         return gx, ggy, None, None, None, None, None, None
 
+
+class _DirectGroupedMMWgrad(_GroupedMMWgrad):
+    """The same where nothing but autograd stands between a call and its kernel."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _kernel(*arguments)
+
+
+_direct.WAYS["grouped_mm_wgrad"] = _direct.Ways(_GroupedMMWgrad.operator, _kernel, _DirectGroupedMMWgrad)
 
 LIB.impl("grouped_mm_wgrad", _kernel, "CompositeExplicitAutograd")
 LIB.impl("grouped_mm_wgrad_out", _out_kernel, "CompositeExplicitAutograd")
