@@ -120,23 +120,29 @@ class Operands:
         value = self.groups.cpu() if where == "host" else self.groups
         return {"offsets" if self.case.offsets else "group_sizes": value}
 
-    def forward(self, name: str | None = None, where: str = "device") -> torch.Tensor:
+    def forward(
+        self, name: str | None = None, where: str = "device", out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return multigemm.grouped_mm(
             self.x,
             self.w,
             **self.keyword(where),
             bias=self.bias,
             out_dtype=self.case.out_dtype,
+            out=out,
             implementation=name,
         )
 
-    def wgrad(self, name: str | None = None, where: str = "device") -> torch.Tensor:
+    def wgrad(
+        self, name: str | None = None, where: str = "device", out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return multigemm.grouped_mm_wgrad(
             self.x,
             self.gy,
             **self.keyword(where),
             sum_batch=self.case.shared,
             out_dtype=self.case.out_dtype,
+            out=out,
             implementation=name,
         )
 
