@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
+from compilers import CUDA_PACKAGES, missing  # noqa: E402
 from environments import (  # noqa: E402
     DIST,
     cache,
@@ -93,32 +93,8 @@ def is_by_product(file: Path) -> bool:
 
 
 def missing_compiler(name: str) -> str:
-    """Return which compiler a wheel needs that this machine lacks, or nothing; CI must have all but AMD's."""
-    if name != "front" and PACKAGES[name]["kind"] == "rocm":
-        return missing_hip_compiler()
-    if name == "front" or os.environ.get("CI"):
-        return ""
-    if not any(shutil.which(c) for c in (os.environ.get("CXX", "c++"), "g++", "clang++")):
-        return "no C++ compiler was found"
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "nvcc"
-    if PACKAGES[name]["kind"] == "cuda" and not shutil.which(os.environ.get("CUDACXX", "nvcc")):
-        return "" if toolkit.exists() else "no nvcc was found"
-    return ""
-
-
-def missing_hip_compiler() -> str:
-    """Return what the compiler of kernels for AMD lacks here, or nothing."""
-    given = os.environ.get("MULTIGEMM_HIP_COMPILER", "")
-    compiler = shutil.which(given or "clang++-19") or shutil.which("amdclang++", path="/opt/rocm/bin")
-    hint = "Debian's clang-19, clang-tools-19 and lld-19 bring it"
-    if compiler is None:
-        return f"no clang for AMD GPUs was found: {hint}"
-    for program in ("lld", "clang-offload-bundler"):
-        command = [compiler, f"-print-prog-name={program}"]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        if not Path(answer).is_absolute():
-            return f"{compiler} has no {program}: {hint}"
-    return ""
+    """Return which compiler a package needs that this machine lacks, or nothing; in CI that is clang."""
+    return "" if name == "front" else missing(PACKAGES[name])
 
 
 def architectures_of(name: str) -> str:
@@ -136,7 +112,7 @@ def build_environment(session: nox.Session, name: str) -> str:
     # No build isolation: a native wheel needs PyTorch's headers, which a requirement would download again.
     requirements = {"build", "hatchling", "scikit-build-core", "cmake", "ninja"}
     if PACKAGES[name].get("kind") == "cuda":
-        requirements.add("nvidia-cublas")
+        requirements.update(CUDA_PACKAGES[PACKAGES[name]["toolkit"]])
         folder, headers = f"build-{name}", ("nvidia-cutlass",)
     else:
         requirements.add("scipy-openblas32")
