@@ -14,7 +14,7 @@ pytest.importorskip("pydantic")
 
 from multigemm.integrations import torchtitan as adapter
 
-D, HIDDEN, E = 8, 12, 5
+D, HIDDEN, E = 8, 16, 5
 COUNTS = torch.tensor([3, 0, 4, 1, 0])
 
 
