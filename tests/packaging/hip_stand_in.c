@@ -87,6 +87,21 @@ int hipDeviceGetAttribute(int *value, int attribute, int ordinal) {
     *value = attribute == 23 ? 9 : attribute == 61 ? 4 : attribute == 63 ? 304 : attribute == 74 ? 65536 : 4 << 20;
     return done("hipDeviceGetAttribute");
 }
+int hipMalloc(void **memory, size_t bytes) {
+    note("allocate %zu device %d\n", bytes, device);
+    *memory = calloc(1, bytes);
+    return done("hipMalloc");
+}
+int hipFree(void *memory) {
+    note("free device %d\n", device);
+    free(memory);
+    return done("hipFree");
+}
+int hipMemcpy(void *to, const void *from, size_t bytes, int kind) {
+    note("copy %zu kind %d device %d\n", bytes, kind, device);
+    memcpy(to, from, bytes);
+    return done("hipMemcpy");
+}
 int hipMallocAsync(void **memory, size_t bytes, void *stream) {
     note("allocate %zu stream %p\n", bytes, stream);
     *memory = calloc(1, bytes);

@@ -1,12 +1,13 @@
 """Arrays of any library as the C ABI wants them: a pointer, sizes, strides in elements, a device.
 
-Nothing here is imported before an array of that library comes: CuPy for the first device array, NumPy for
-the first host array.
+Nothing here is imported before an array of that library comes: CuPy for the first device array, hip-python
+for its own arrays and where there is no CuPy, NumPy for the first host array.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from .._errors import BackendError, DTypeError, ShapeError
 from .._rules import DTYPE_NAMES
+from . import _hip
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
@@ -36,12 +38,17 @@ CPU = Device("cpu")
 
 
 class Operand:
-    """An array of NumPy or CuPy with the few methods of a tensor that ``_abi`` calls."""
+    """An array of NumPy, CuPy or hip-python with the few methods of a tensor that ``_abi`` calls."""
 
     def __init__(self, array: Any, device: Device) -> None:
         self.array, self.device = array, device
         self.shape: tuple[int, ...] = tuple(array.shape)
         self.dtype = dtype_name(array.dtype)
+
+    @property
+    def result(self) -> Any:
+        """The array as its library has it."""
+        return self.array.value if isinstance(self.array, _hip.View) else self.array
 
     def dim(self) -> int:
         return len(self.shape)
@@ -99,7 +106,7 @@ def cupy() -> Any:
     except ImportError as error:
         raise BackendError(
             f"multigemm.interop: device arrays need CuPy, which cannot be imported ({error}): "
-            "python -m pip install cupy-cuda13x (or cupy-cuda12x)",
+            "python -m pip install cupy-cuda13x (or cupy-cuda12x); on AMD GPUs hip-python serves too",
             device_type="cuda",
         ) from error
     return module
@@ -132,6 +139,9 @@ def adopt(op: str, name: str, value: Any, layout: str) -> Operand:
 
 
 def _foreign(value: Any) -> Operand:
+    interface = hasattr(value, "__cuda_array_interface__")
+    if _hip.is_hips(value) or (interface and not _on_host(value) and _only_hip()):
+        return _on_device(_hip.View(value))
     if not hasattr(value, "__dlpack_device__"):
         return _on_device(cupy().asarray(value))
     kind, index = value.__dlpack_device__()
@@ -145,6 +155,17 @@ def _foreign(value: Any) -> Operand:
         raise TypeError(f"CuPy {module.__version__} has no bfloat16; CuPy 14 has it, with ml_dtypes")
     with module.cuda.Device(index):
         return _on_device(module.from_dlpack(value))
+
+
+def _on_host(value: Any) -> bool:
+    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] in _HOST
+
+
+def _only_hip() -> bool:
+    """Whether hip-python has to serve, because there is no CuPy, and can, because it sees a device."""
+    if "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None:
+        return False
+    return _hip.count() > 0
 
 
 def _on_device(array: Any) -> Operand:
@@ -186,7 +207,9 @@ def dtype_of(op: str, dtype: Any) -> Any:
     return found
 
 
-def empty(shape: Sequence[int], dtype: Any, device: Device) -> Operand:
-    """Uninitialised, on the device; from CuPy's pool, on its current stream, where it is a GPU."""
-    module = numpy() if device == CPU else cupy()
-    return Operand(module.empty(tuple(shape), dtype=dtype), device)
+def empty(shape: Sequence[int], dtype: Any, like: Operand) -> Operand:
+    """Uninitialised, of the library and on the device of ``like``; CuPy's of its pool and stream."""
+    if isinstance(like.array, _hip.View):
+        return Operand(_hip.empty(shape, dtype, like.array.device.id), like.device)
+    module = numpy() if like.device == CPU else cupy()
+    return Operand(module.empty(tuple(shape), dtype=dtype), like.device)

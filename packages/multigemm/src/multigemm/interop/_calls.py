@@ -10,7 +10,7 @@ from .. import _abi, _choice, _dispatch, _groups, _rules
 from .._errors import BackendError, DeviceError, DTypeError, OptionError, ShapeError, native_failure
 from .._selection import Flavour, Torch
 from .._versions import parse_version
-from . import _arrays
+from . import _arrays, _hip
 from ._arrays import CPU, Operand
 
 IMPLEMENTATIONS = ("", *_choice.NATIVE)
@@ -30,15 +30,17 @@ def grouped_mm(
 ) -> Any:
     """Multiply each row block of ``x`` by its group's matrix: ``y[n] = x[n] @ w[g(n)] + bias[g(n)]``.
 
-    The arguments are those of ``multigemm.grouped_mm``, as arrays on one device: CuPy's or NumPy's, or any
-    that speak ``__cuda_array_interface__`` or DLPack. ``group_sizes`` (or ``offsets``) may be on the host
-    beside device arrays, or a list. ``out_dtype`` is a dtype or its name. float32 is multiplied in full
-    unless ``precision="tf32"``. ``implementation`` is "native", "blas" or "simt"; by default the pin of
-    ``multigemm.use``, then ``MULTIGEMM_IMPLEMENTATION``, then the backend's own choice.
+    The arguments are those of ``multigemm.grouped_mm``, as arrays on one device: CuPy's, hip-python's or
+    NumPy's, or any that speak ``__cuda_array_interface__`` or DLPack. ``group_sizes`` (or ``offsets``) may
+    be on the host beside device arrays, or a list. ``out_dtype`` is a dtype or its name. float32 is
+    multiplied in full unless ``precision="tf32"``. ``implementation`` is "native", "blas" or "simt"; by
+    default the pin of ``multigemm.use``, then ``MULTIGEMM_IMPLEMENTATION``, then the backend's own choice.
 
-    Returns ``out`` where it is given, else a CuPy array, or a NumPy array for host operands. There is no
-    derivative. Device work is queued on CuPy's current stream of the operands' device; nothing waits for
-    it. Raises what ``multigemm.grouped_mm`` raises.
+    Returns ``out`` where it is given, else a CuPy array, or a NumPy array for host operands. For arrays of
+    hip-python it is hip-python's, of ``hip.hipMalloc``: the caller gives it to ``hip.hipFree``. There is no
+    derivative. Device work is queued on CuPy's current stream of the operands' device; for hip-python's
+    arrays on the stream that they name, else on the default one. Nothing waits for it. Raises what
+    ``multigemm.grouped_mm`` raises.
     """
     op = "grouped_mm"
     value, is_offsets = _rules.one_of(op, group_sizes, offsets)
@@ -59,7 +61,7 @@ def grouped_mm(
         _rules.bias(op, a.shape, b.shape, c.shape)
     name = _implementation(op, precision, implementation)
     shape = (*a.shape[:-1], b.shape[-1])
-    with _on(a) as stream:
+    with _on(a, b, c, groups) as stream:
         y = _output(op, out, out_dtype, shape, a, (a, b, c, groups))
         _check_values(op, groups, is_offsets, a)
         a, b, groups = a.readable(), b.readable(), groups.readable()
@@ -68,7 +70,7 @@ def grouped_mm(
             a, b, groups, is_offsets, c, y, precision or "ieee", name, stream=stream
         )
         _call(op, problem, a, {"x": a, "w": b, "out": y})
-    return y.array if out is None else out
+    return y.result if out is None else out
 
 
 def grouped_mm_wgrad(
@@ -102,7 +104,7 @@ def grouped_mm_wgrad(
     name = _implementation(op, precision, implementation)
     batch = (1,) if sum_batch else a.shape[1:-1]
     shape = (groups.shape[0], *batch, a.shape[-1], b.shape[-1])
-    with _on(a) as stream:
+    with _on(a, b, groups) as stream:
         dw = _output(op, out, out_dtype, shape, a, (a, b, groups))
         _check_values(op, groups, is_offsets, a)
         a, b, groups = a.readable(), b.readable(), groups.readable()
@@ -110,7 +112,7 @@ def grouped_mm_wgrad(
             a, b, groups, is_offsets, sum_batch, dw, precision or "ieee", name, stream=stream
         )
         _call(op, problem, a, {"x": a, "gy": b, "out": dw})
-    return dw.array if out is None else out
+    return dw.result if out is None else out
 
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ def _output(
 ) -> Operand:
     """``out`` as it was given and may be written, or a new one; on the operands' device."""
     if out is None:
-        return _arrays.empty(shape, x.array.dtype if out_dtype is None else _dtype(op, out_dtype), x.device)
+        return _arrays.empty(shape, x.array.dtype if out_dtype is None else _dtype(op, out_dtype), x)
     y = _arrays.adopt(op, "out", out, _rules.show(shape))
     if y.dtype not in _arrays.FLOATS:
         raise DTypeError(f"{op}: out must be {_rules.DTYPE_NAMES}, got {y.dtype}.")
@@ -195,10 +197,15 @@ def _check_values(op: str, groups: Operand, is_offsets: bool, x: Operand) -> Non
 
 
 @contextlib.contextmanager
-def _on(x: Operand) -> Any:
+def _on(x: Operand, *others: Operand | None) -> Any:
     """Make the operands' device current and lend its stream's handle; the CPU has none."""
     if x.device == CPU:
         yield None
+        return
+    if isinstance(x.array, _hip.View):
+        arrays = [o.array for o in (x, *others) if o is not None]
+        with _hip.on(x.array.device.id):
+            yield _hip.join([array for array in arrays if isinstance(array, _hip.View)])
         return
     module = _arrays.cupy()
     with module.cuda.Device(x.device.index):
@@ -210,7 +217,7 @@ def _call(op: str, problem: Any, x: Operand, operands: dict[str, Operand]) -> No
     library = _libraries.get(backend.folder)
     if library is None:
         library = _libraries[backend.folder] = _abi.Library(backend.handle, backend.name)
-    if x.device != CPU:
+    if x.device != CPU and not isinstance(x.array, _hip.View):  # HIP's own pool serves without one
         problem.host = ctypes.pointer(_pool_host())
     status = library.call(problem)
     if status != _abi.OK:
@@ -229,9 +236,10 @@ _hosts: dict[str, Torch] = {}
 
 def _library(x: Operand) -> Torch:
     """The library that brings the arrays, as the choice of a backend wants to know it."""
-    found = _hosts.get(x.device.type)
+    key = "hip" if isinstance(x.array, _hip.View) else x.device.type
+    found = _hosts.get(key)
     if found is None:
-        found = _hosts[x.device.type] = _describe(x)
+        found = _hosts[key] = _describe(x)
     return found
 
 
@@ -239,6 +247,9 @@ def _describe(x: Operand) -> Torch:
     if x.device == CPU:
         text = str(_arrays.numpy().__version__)
         return Torch(text, parse_version(text), Flavour("cpu"), "NumPy")
+    if isinstance(x.array, _hip.View):
+        text, runtime_version = _hip.version()
+        return Torch(text, parse_version(text), Flavour("rocm", runtime_version), "hip-python")
     module = _arrays.cupy()
     text = str(module.__version__)
     runtime = module.cuda.runtime
