@@ -61,6 +61,12 @@ GroupedProducts grouped_products() {
 
 }  // namespace
 
+// A library that is linked is there, but what has its name may be a stand-in that answers nothing.
+std::string blas_refusal() {
+  static const bool answers = blas_version() > 0;
+  return answers ? "" : "the libcublas.so." MG_BLAS_MAJOR " of this process tells no version, so it is none";
+}
+
 void check_blas(int status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
   throw Failure(MG_DEVICE_ERROR,

@@ -11,12 +11,8 @@ namespace multigemm {
 
 void check_blas(int status, const char* what);
 
-// "" if there is a BLAS, else why not: a library that is linked is there.
-#if defined(MG_HIP)
+// "" if there is a BLAS, else why not.
 std::string blas_refusal();
-#else
-inline std::string blas_refusal() { return ""; }
-#endif
 
 // c[i] = a[i] b[i] (+ c[i] if accumulate); a and b have a unit row or column stride, c a unit column stride, and no
 // size passes 2^31 - 1. The dtype is any of the four; halves are summed in float32.

@@ -44,6 +44,8 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
   void* values[] = {const_cast<Arguments*>(&arguments)};
   return hipLaunchKernel(reinterpret_cast<const void*>(kernel), grid, static_cast<unsigned>(threads), values, 0,
                          static_cast<hipStream_t>(queue.stream));
+#elif defined(__CUDACC_RTC__)
+  return 0;  // NVRTC compiles kernels; what launches them is the host compiler's
 #else
   const cudaStream_t stream = static_cast<cudaStream_t>(queue.stream);
   kernel<<<grid, threads, 0, stream>>>(arguments);

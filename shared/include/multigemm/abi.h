@@ -12,7 +12,11 @@
 
 #ifdef __cplusplus
 extern "C" {
+#if defined(__CUDACC_RTC__)  // has no constant offsetof; the host's compiler sees the same structs
+#define MG_STATIC_ASSERT(condition)
+#else
 #define MG_STATIC_ASSERT(condition) static_assert(condition, #condition)
+#endif
 #else
 #define MG_STATIC_ASSERT(condition) _Static_assert(condition, #condition)
 #endif

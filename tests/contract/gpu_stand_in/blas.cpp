@@ -125,5 +125,6 @@ void blas_products(const std::vector<mg_matmul>& products, int32_t precision, in
 }
 
 int64_t blas_version() { return 130000; }
+std::string blas_refusal() { return ""; }
 
 }  // namespace multigemm
