@@ -20,7 +20,7 @@ from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 from multigemm import errors
 from multigemm.integrations import transformers as adapter
 from multigemm.integrations._recognise import recognise
-from multigemm.moe import registry, use
+from multigemm.moe import MoEConfig, MoEFeedForward, read_checkpoint, registry, use
 
 COMMON: dict[str, Any] = {
     "vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -208,6 +208,53 @@ def test_experts_of_other_ranks_add_exact_zeros(family: str) -> None:
     torch.testing.assert_close(found[kept], expected[kept])
     found.sum().backward()
     assert x.grad.isfinite().all() and not x.grad[2].any()
+
+
+LAYERS = {
+    "mixtral": ({"num_experts": 5, "top_k": 2, "intermediate_size": 20}, "mixtral", "block_sparse_moe."),
+    "qwen3-moe": ({"num_experts": 6, "top_k": 3, "intermediate_size": 12}, "qwen3-moe", "mlp."),
+    "gpt-oss": (
+        {
+            "num_experts": 4, "top_k": 2, "intermediate_size": 16, "activation": "clamped_swiglu",
+            "expert_bias": True, "router_bias": True,
+        },
+        "gpt-oss", "mlp.",
+    ),
+    "deepseek-v3": (
+        {
+            "num_experts": 8, "top_k": 3, "intermediate_size": 12, "score_function": "sigmoid",
+            "score_correction_bias": True, "num_expert_groups": 4, "top_k_groups": 2,
+            "routed_scaling_factor": 2.5, "shared_intermediate_size": 12,
+        },
+        "deepseek", "mlp.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("saved", [False, True])
+@pytest.mark.parametrize("family", LAYERS)
+def test_the_layer_from_a_models_weights(family: str, saved: bool, tmp_path: Any) -> None:
+    """Of its checkpoint, which has lists of experts, and of the model in memory, which has them stacked."""
+    made = model(family, torch.float32)
+    block, x = made.model.layers[1].mlp, torch.randn(3, 7, 24)
+    changes, layout, name = LAYERS[family]
+    if family == "deepseek-v3":
+        with torch.no_grad():
+            block.gate.e_score_correction_bias.uniform_(-0.3, 0.3)
+    if saved:
+        from safetensors.torch import load_file
+
+        made.save_pretrained(tmp_path)
+        tensors = load_file(tmp_path / "model.safetensors")
+    else:
+        tensors, name = made.state_dict(), "mlp."
+        layout = layout if family == "gpt-oss" else "transformers"
+    config = MoEConfig(hidden_size=24, **changes)
+    layer = MoEFeedForward(config)
+    layer.load_state_dict(read_checkpoint(tensors, config, layout, prefix=f"model.layers.1.{name}"))
+    expected = block(x)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def settings(**changes: Any) -> SimpleNamespace:

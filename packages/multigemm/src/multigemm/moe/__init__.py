@@ -16,6 +16,9 @@ except ModuleNotFoundError as _error:
         'python -m pip install "multigemm[moe]". The operators of multigemm need none.'
     ) from _error
 
+from ._checkpoint import LAYOUTS as LAYOUTS
+from ._checkpoint import CheckpointLayout as CheckpointLayout
+from ._checkpoint import read_checkpoint as read_checkpoint
 from ._choice import use as use
 from ._config import ConfigBundle as ConfigBundle
 from ._config import MoEConfig as MoEConfig
@@ -31,6 +34,8 @@ from ._routing import Routing as Routing
 from ._routing import route as route
 
 __all__ = [
+    "LAYOUTS",
+    "CheckpointLayout",
     "ConfigBundle",
     "ExpertParallelFeedForward",
     "MoEConfig",
@@ -41,6 +46,7 @@ __all__ = [
     "Support",
     "expert_parallel",
     "moe_feed_forward",
+    "read_checkpoint",
     "registry",
     "route",
     "use",
