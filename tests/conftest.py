@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gpu.kit import lacks_blas
 
 import multigemm
 from multigemm import _dispatch
@@ -17,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
         default=None,
-        help="native backend that must serve the device (cpu, cu13), or 'none'; default: what is installed",
+        help="native backend that must serve the device (cu12, cpu ...), or 'none'; default: what is there",
     )
 
 
@@ -32,7 +33,8 @@ def _implementations(config: pytest.Config) -> list[str]:
     wanted = config.getoption("--backend")
     if wanted is not None and (backend.name if backend else "none") != wanted:
         raise pytest.UsageError(f"--backend {wanted}: found {backend.name if backend else 'none'}")
-    return ["reference", "torch", *(("native", "blas", "simt") if backend else ()), ""]
+    own = ("native", "simt") if lacks_blas(backend) else ("native", "blas", "simt")
+    return ["reference", "torch", *(own if backend else ()), ""]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu.kit import lacks_blas
 
 from multigemm import _dispatch
+from multigemm._backend import Backend
 
 HERE = Path(__file__).resolve().parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "two_gpus: the tensors are on another device than the current one")
+    config.addinivalue_line("markers", "blas: takes the cuBLAS of the backend's major")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -25,21 +28,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ours = [item for item in items if HERE in item.path.parents]
     count = torch.cuda.device_count() if ours else 0
-    native = bool(ours) and _native()
+    backend = _native() if ours else None
     for item in ours:
-        if not native:
+        given = getattr(getattr(item, "callspec", None), "params", {}).values()
+        takes_blas = item.get_closest_marker("blas") or any(type(v) is str and v == "blas" for v in given)
+        if backend is None:
             item.add_marker(pytest.mark.skip(reason="no native backend serves this GPU"))
+        elif takes_blas and lacks_blas(backend):
+            item.add_marker(pytest.mark.skip(reason=f"cuBLAS of CUDA {backend.info['major']} is not here"))
         elif item.get_closest_marker("two_gpus") and count < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, {count} visible"))
 
 
-def _native() -> bool:
+def _native() -> Backend | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a fallback, which is tested elsewhere
         try:
-            return _dispatch.backend_for("cuda") is not None
+            return _dispatch.backend_for("cuda")
         except ImportError:
-            return False
+            return None
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,8 @@ import oracle
 import torch
 
 import multigemm
+from multigemm import _dispatch
+from multigemm._backend import Backend
 
 NAMES = (None, "native", "blas", "torch", "simt")
 DTYPES = oracle.DTYPES
@@ -69,6 +71,19 @@ CASES = [
     Case("equivariant, tiny matrices", (150, 61), 4, 4, b=40),
     Case("one channel", (150, 0, 61), 128, 128, b=1),
 ]
+
+
+def lacks_blas(backend: Backend | None) -> bool:
+    """Whether a CUDA backend has met what stands in for the cuBLAS of its major, and tells no version."""
+    return backend is not None and backend.kind == "cuda" and not backend.query["blas_version"]
+
+
+def usable(names: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """Those implementations that can be pinned in this process."""
+    left_out = {"blas"} if lacks_blas(_dispatch.backend_for("cuda")) else set()
+    return tuple(name for name in names if name not in left_out)
+
+
 SMALL = [case for case in CASES if sum(case.sizes) * (case.b or 1) * case.k * case.m < 2**24]
 
 

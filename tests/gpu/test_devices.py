@@ -162,6 +162,7 @@ def test_wrong_sizes_are_refused_where_checks_are_on(where: str, monkeypatch: py
             multigemm.grouped_mm_wgrad(x, x, **value)
 
 
+@pytest.mark.blas
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_a_native_failure_is_told_with_its_facts() -> None:
     x, w = torch.ones(5, 8, device="cuda"), torch.ones(2, 8, 8, device="cuda")
