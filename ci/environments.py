@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,19 @@ from generate import ROOT
 DIST = ROOT / "dist"
 # The requirement of PyTorch, with options of pip where another than the pinned one is wanted.
 TORCH = tuple(shlex.split(os.environ.get("MULTIGEMM_TORCH", "torch")))
+
+
+def identity() -> dict[str, str]:
+    """Return what a build says of itself, for tools that ask the environment: the commit, and its time."""
+    given = {
+        name: os.environ[name] for name in ("MULTIGEMM_COMMIT", "SOURCE_DATE_EPOCH") if name in os.environ
+    }
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%H %ct"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    except OSError:  # no git
+        found = []
+    return dict(zip(("MULTIGEMM_COMMIT", "SOURCE_DATE_EPOCH"), found, strict=False)) | given
 
 
 def cache(session: nox.Session) -> Path:
