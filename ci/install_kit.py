@@ -231,10 +231,15 @@ class Environment:
         """Run pip install, from the index alone, or from the older release and it."""
         places = ["--find-links", str(self.setting.index)]
         places += ["--find-links", str(self.setting.old)] if old else []
-        call([str(self.python), "-m", "pip", "install", "-q", "--no-index", *places, *arguments], self.env)
+        self.pip("install", "--no-index", *places, *arguments)
 
     def uninstall(self, *names: str) -> None:
-        call([str(self.python), "-m", "pip", "uninstall", "-q", "-y", *names], self.env)
+        self.pip("uninstall", "-y", *names)
+
+    def pip(self, command: str, *arguments: str) -> None:
+        """Run pip, deaf to this machine's settings, which may name more places to look."""
+        env = self.env | {"PIP_CONFIG_FILE": os.devnull}
+        call([str(self.python), "-m", "pip", command, "-q", *arguments], env)
 
     def run(self, code: str, **env: str) -> dict[str, Any]:
         """Run a program in a process of its own; return what it printed last, as JSON."""

@@ -48,7 +48,7 @@ def extra(name: str, setting: Setting, case: str) -> None:
     """`pip install "multigemm[cpu]"` and the others; removing the backend leaves a working front."""
     environment = Environment(setting, case, torch=setting.torch)
     environment.install(f"multigemm[{name}]")
-    call([str(environment.python), "-m", "pip", "check"])
+    environment.pip("check")
     environment.expect(name)
     environment.uninstall(distribution(name))
     environment.intact("multigemm")

@@ -1,0 +1,70 @@
+"""Check the machine code of CPU wheels: `python ci/cpu_code.py WHEEL...`.
+
+A line for each finding; exit status 1 if there is any. A level of x86-64 that backend.json names has to be in
+the library as the instructions that it is there for, and no level that it does not name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+# What products are made of at each level: fused multiply-adds on vectors of its width.
+TELLING = {
+    "x86-64": re.compile(r"\bmulp[sd]\b.*%xmm"),
+    "x86-64-v3": re.compile(r"\bvfmadd\d+p[sd]\b.*%ymm"),
+    "x86-64-v4": re.compile(r"\bvfmadd\d+p[sd]\b.*%zmm"),
+}
+
+
+def disassemble(library: Path) -> str:
+    """The instructions of a library, as binutils print them."""
+    program = shutil.which("objdump")
+    if program is None:
+        raise SystemExit("objdump was not found: it is part of binutils, which come with every compiler")
+    command = [program, "--disassemble", "--no-show-raw-insn", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def findings(code: str, architectures: Sequence[str]) -> Iterator[str]:
+    """What is wrong with this code, given the levels that backend.json names."""
+    for name in sorted(set(architectures) - set(TELLING)):
+        yield f"nothing is known of {name}, which backend.json names"
+    for name, pattern in TELLING.items():
+        there = pattern.search(code) is not None
+        if there and name not in architectures:
+            yield f"has code for {name}, which backend.json does not name"
+        if name in architectures and not there:
+            yield f"has no code for {name}, which backend.json names"
+
+
+def check_wheel(path: Path) -> Iterator[str]:
+    """Every finding about one wheel; a wheel that is not for the CPU has none."""
+    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+        package = path.name.split("-")[0]
+        info = json.loads(wheel.read(f"{package}/backend.json"))
+        if info["kind"] == "cpu":
+            code = disassemble(Path(wheel.extract(f"{package}/{info['core']}", folder)))
+            yield from findings(code, info["architectures"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    options = parser.parse_args(arguments)
+    found = [f"{path.name}: {line}" for path in options.wheels for line in check_wheel(path)]
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
