@@ -205,6 +205,22 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def adapters(session: nox.Session) -> None:
+    """The adapters' tests beside transformers, DeepSpeed and torchtitan themselves, on the CPU."""
+    lend_torch(session)
+    session.env["DS_BUILD_OPS"] = "0"  # kernels, which need a GPU's compiler and are not called here
+    pip_install(session, "pytest", "numpy", "setuptools", "wheel")
+    install_ours(session, "front", extras="[transformers]")
+    pip_install(session, "--no-build-isolation", "deepspeed")
+    # torchtitan asks for a trainer's packages, of which its layers import these two.
+    pip_install(session, "triton", "tyro")
+    pip_install(session, "--no-deps", "torchtitan")
+    session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
+    pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    session.run(*pytest, "--backend", "none", str(ROOT / "tests" / "adapters"), *session.posargs)
+
+
+@nox.session
 def install_matrix(session: nox.Session) -> None:
     """Install from dist/ in every way that users do, into clean environments; `-- CASE ...` chooses."""
     for name in (name for name in PACKAGES if not missing_compiler(name)):
