@@ -80,7 +80,7 @@ def cibuildwheel_table(matrix: Mapping[str, Any], backend: Mapping[str, Any]) ->
         f"before-all = {_toml([*toolkit['install'], headers])}",
         'environment-pass = ["SOURCE_DATE_EPOCH", "MULTIGEMM_COMMIT"]',
         "repair-wheel-command = "
-        + _toml(f"auditwheel repair --plat {platform} {left_out} -w {{dest_dir}} {{wheel}}"),
+        + _toml(f"auditwheel repair --only-plat --plat {platform} {left_out} -w {{dest_dir}} {{wheel}}"),
         "",
         "[tool.cibuildwheel.linux.environment]",
         *(f"{name} = {_toml(value)}" for name, value in environment.items()),

@@ -41,7 +41,15 @@ def repair(wheel: Path, backend: str, out: Path) -> None:
     matrix = read_matrix()
     (row,) = (row for row in matrix["backend"] if row["name"] == backend)
     tool = Path(sys.executable).parent
-    command = [str(tool / "auditwheel"), "repair", "--plat", matrix["local"]["platform"], "-w", str(out)]
+    command = [
+        str(tool / "auditwheel"),
+        "repair",
+        "--only-plat",
+        "--plat",
+        matrix["local"]["platform"],
+        "-w",
+        str(out),
+    ]
     for pattern in excludes(matrix, row):
         command += ["--exclude", pattern]
     environment = {**os.environ, "PATH": f"{tool}{os.pathsep}{os.environ['PATH']}"}  # where patchelf is
