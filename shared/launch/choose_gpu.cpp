@@ -122,7 +122,8 @@ Found look_at(const KernelRow& row, const Problem& p, const DeviceFacts& device,
     return found;
   }
   found.reason = refusal_of(row.kernel, p, device);
-  found.choice.microseconds = estimate(row.kernel, p, device, 0, 1);
+  const int launches = p.groups.count > kMostBlockGroups ? 2 : 1;
+  found.choice.microseconds = estimate(row.kernel, p, device, 0, launches);
   if (found.reason.empty()) return found;
   // Would copies help? An address that no allocation has stands for theirs.
   const void* aligned = reinterpret_cast<const void*>(uintptr_t{1} << 20);
@@ -132,7 +133,8 @@ Found look_at(const KernelRow& row, const Problem& p, const DeviceFacts& device,
     found.reason.clear();
     found.choice.pack_first = first;
     found.choice.pack_second = second;
-    found.choice.microseconds = estimate(row.kernel, p, device, packed_bytes(p, first, second), 2 + (first && second));
+    found.choice.microseconds =
+        estimate(row.kernel, p, device, packed_bytes(p, first, second), launches + 1 + (first && second));
     break;
   }
   return found;

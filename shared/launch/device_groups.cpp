@@ -28,20 +28,32 @@ std::vector<int64_t> ends_of(const Partition& partition, int64_t count) {
   return ends;
 }
 
-DeviceGroups::DeviceGroups(const mg_groups& groups, int64_t rows, int64_t scale, const mg_host* host, void* stream)
+DeviceGroups::DeviceGroups(const mg_groups& groups, int64_t rows, int64_t scale, bool counted, const mg_host* host,
+                           void* stream)
     : groups_(groups) {
-  if (groups.count == 0 || (!on_host(groups) && scale == 1)) return;
   const int64_t count = groups.count;
+  counted = counted && (count > kMostBlockGroups || (!on_host(groups) && scale != 1));
+  if (count == 0 || (!on_host(groups) && scale == 1 && !counted)) return;
   memory_ = std::make_unique<DeviceMemory>(host, stream, (count + simt::room_for(count)) * kBytes);
   int64_t* ends = memory_->as<int64_t>();
+  int64_t* room = ends + count;
   if (on_host(groups)) {
     Partition partition = multigemm::partition(groups, rows);
     scale_rows(partition, scale);
     check_gpu(simt::write_numbers(ends_of(partition, count).data(), count, ends, stream), "writing the group ends");
+    groups_ = {ends, count, 1, MG_INT64, MG_GROUPS_OFFSETS};
+    if (counted) count_groups(rows * scale, 1, reinterpret_cast<int32_t*>(room), stream);
+  } else if (counted) {
+    count_groups(rows, scale, reinterpret_cast<int32_t*>(room), stream);
   } else {
-    check_gpu(simt::scaled_ends(groups, rows, scale, ends, ends + count, stream), "the kernel that counts the groups");
+    check_gpu(simt::scaled_ends(groups, rows, scale, ends, room, stream), "the kernel that counts the groups");
+    groups_ = {ends, count, 1, MG_INT64, MG_GROUPS_OFFSETS};
   }
-  groups_ = {ends, count, 1, MG_INT64, MG_GROUPS_OFFSETS};
+}
+
+void DeviceGroups::count_groups(int64_t rows, int64_t scale, int32_t* numbers, void* stream) {
+  check_gpu(simt::count_groups(groups_, rows, scale, numbers, stream), "the kernel that counts the groups");
+  groups_ = {numbers, groups_.count, 1, MG_INT32, MG_GROUPS_OFFSETS};
 }
 
 NoRows::NoRows(int64_t count, const mg_host* host, void* stream) : memory_(host, stream, kBytes) {

@@ -11,13 +11,16 @@
 namespace multigemm {
 
 // Groups in device memory: the caller's own, or clamped ends that are written there first. With a scale, each row
-// counts as that many rows (entries of B that became rows).
+// counts as that many rows (entries of B that became rows). `counted`: for a kernel that has more groups than its
+// blocks count counted before (gpu_call.h).
 class DeviceGroups {
  public:
-  DeviceGroups(const mg_groups& groups, int64_t rows, int64_t scale, const mg_host* host, void* stream);
+  DeviceGroups(const mg_groups& groups, int64_t rows, int64_t scale, bool counted, const mg_host* host, void* stream);
   const mg_groups& get() const { return groups_; }
 
  private:
+  void count_groups(int64_t rows, int64_t scale, int32_t* numbers, void* stream);
+
   std::unique_ptr<DeviceMemory> memory_;
   mg_groups groups_;
 };

@@ -49,7 +49,8 @@ void run(const mg_grouped_mm_problem& given) {
     return rows_by_products(p, host_groups(given.groups, given.rows, scale, p.host, p.stream), device,
                             choice.row->kernel == Kernel::torch);
 
-  const DeviceGroups groups(given.groups, given.rows, scale, p.host, p.stream);
+  const bool counted = choice.row->kernel != Kernel::simt;
+  const DeviceGroups groups(given.groups, given.rows, scale, counted, p.host, p.stream);
   p.groups = groups.get();
   const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
   p = with_packed(p, choice.pack_first, false, x.address(), nullptr);

@@ -53,7 +53,8 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
     return wgrad_by_products(p, host_groups(given.groups, given.rows, scale, p.host, p.stream), device,
                              choice.row->kernel == Kernel::torch);
 
-  const DeviceGroups groups(given.groups, given.rows, scale, p.host, p.stream);
+  const bool counted = choice.row->kernel != Kernel::simt;
+  const DeviceGroups groups(given.groups, given.rows, scale, counted, p.host, p.stream);
   p.groups = groups.get();
   const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
   const PackedRows gy(choice.pack_second, operand_gy(p), p.host, p.stream);

@@ -36,6 +36,8 @@ CASES = [
     Case("to float32", USUAL, 16, 12, out_dtype=torch.float32, bias=True, rest=2),
     Case("to bfloat16", USUAL, 16, 12, out_dtype=torch.bfloat16),
     Case("a thousand groups", tuple(int(n % 40 == 0) for n in range(1030)), 3, 5, offsets=True),
+    Case("thousands of groups", (0, 200, 70) + (0,) * 1500 + (1,) * 9 + (0,) * 1500 + (64,), 3, 2, rest=9),
+    Case("thousands, batch, shared", (65,) + (0,) * 1500 + (43, 0, 1), 3, 2, b=3, shared=True, rest=1),
     Case("batch", (7, 0, 6, 3), 8, 10, b=3, rest=2, bias=True),
     Case("batch, to float16", (7, 0, 6, 3), 8, 10, b=3, rest=2, bias=True, out_dtype=torch.float16),
     Case("batch, shared", (7, 0, 6, 3), 8, 10, b=3, rest=2, shared=True, bias=True),

@@ -103,7 +103,10 @@ TABLE = [
     (Call(dtype=torch.float16), HOPPER, "rows_sm90"),
     (Call(dtype=torch.float32), HOPPER, "rows_sm80"),
     (Call(dtype=torch.float64, B=16, K=16, M=64), HOPPER, "rows_sm80"),
-    (Call(G=2000), HOPPER, "rows_simt"),  # more groups than a block counts
+    (Call(G=2000), HOPPER, "rows_sm80"),  # more groups than a block counts
+    (Call(G=20000, N=40000), AMPERE, "rows_sm80"),
+    (Call(G=20000, N=40000, wgrad=True), HOPPER, "wgrad_sm90"),
+    (Call(G=20000, N=40000, wgrad=True), AMPERE, "wgrad_sm80"),
     (Call(B=4, shared=True), HOPPER, "rows_sm90"),  # entries of B are rows
     (Call(dtype=torch.float32, on_host=True, N=65536, K=4096, M=4096), HOPPER, "blas"),
     (Call(dtype=torch.float32, N=65536, K=4096, M=4096), HOPPER, "rows_sm80"),  # no sizes on the host

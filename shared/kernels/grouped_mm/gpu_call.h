@@ -18,7 +18,15 @@ struct DeviceFacts {
   int64_t l2_bytes = 0;
 };
 
-// Groups that a kernel counts up in its own shared memory; beyond that, only the portable kernel.
+// Groups that each block of a kernel counts up in its own shared memory. More are counted in one launch before it
+// (simt::count_groups), and groups.data is what that wrote.
 constexpr int64_t kMostBlockGroups = 1024;
+constexpr int64_t kMostCountedGroups = int64_t{1} << 24;
+constexpr int kCountedRows = 64;  // of row tiles that are counted then, and twice as many
+
+inline bool groups_fit(const mg_groups& groups) {
+  return groups.count <= kMostBlockGroups ||
+         (groups.dtype == MG_INT32 && groups.stride == 1 && (groups.flags & MG_GROUPS_OFFSETS) != 0);
+}
 
 }  // namespace multigemm

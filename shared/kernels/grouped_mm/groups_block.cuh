@@ -2,7 +2,7 @@
 // a product is one launch. Layouts: groups with any stride; ends [G] int32.
 // Dtypes:  int32 or int64 groups, sizes or ends; N < 2^31.
 // Architectures: any GPU that nvcc or hipcc compile for.
-// Limits:  G <= kMostBlockGroups; the block has a whole number of warps, at most 32.
+// Limits:  the block has a whole number of warps, at most 32; more than kMostBlockGroups groups were counted before.
 #pragma once
 
 #include "kernels/grouped_mm/gpu_call.h"
@@ -54,6 +54,28 @@ MG_DEVICE void block_group_ends(const mg_groups& groups, int64_t row_count, int3
     ends[g] = before;
   }
   __syncthreads();
+}
+
+enum { kFew, kMany, kFewOrMany };  // groups: up to kMostBlockGroups, more, or not known to the compiler
+
+// The ends of any number of groups: counted up in the block's shared memory, or by an earlier launch. (Each read
+// chooses: a pointer to either would cost the kernels registers.)
+template <int kWhich>
+struct GroupEnds {
+  const mg_groups& groups;
+  const int32_t* counted;
+
+  MG_DEVICE bool many() const { return kWhich == kMany || (kWhich == kFewOrMany && groups.count > kMostBlockGroups); }
+  MG_DEVICE const int32_t* numbers() const { return static_cast<const int32_t*>(groups.data); }  // of many
+  MG_DEVICE int32_t operator[](int64_t g) const { return many() ? numbers()[g] : counted[g]; }
+};
+
+// `room` holds 32 int32 and, of few groups, their ends. All threads of the block call it.
+template <int kWhich = kFewOrMany>
+MG_DEVICE GroupEnds<kWhich> group_ends(const mg_groups& groups, int64_t row_count, int32_t* room) {
+  const GroupEnds<kWhich> ends{groups, room + 32};
+  if (!ends.many()) block_group_ends(groups, row_count, room + 32, room);
+  return ends;
 }
 
 }  // namespace multigemm

@@ -39,7 +39,7 @@ inline std::string refusal(int64_t rows, int64_t batch, const mg_groups& groups,
                            const DeviceFacts& device) {
   if (device.major < 8) return "needs compute capability 8.0 or newer";
   if (device.shared_bytes < 96 * 1024) return "needs 96 KiB of shared memory";
-  if (groups.count > kMostBlockGroups) return "more groups than a block counts up";
+  if (groups.count > kMostCountedGroups) return "too many groups";
   if (rows >= (int64_t{1} << 31) - (1 << 16)) return "too many rows for 32-bit row numbers";
   if (batch >= int64_t{1} << 30) return "B is too large";
   if (dtype < MG_FLOAT64 || dtype > MG_BFLOAT16) return "no such dtype";
@@ -51,7 +51,9 @@ inline std::string refusal(int64_t rows, int64_t batch, const mg_groups& groups,
 template <class Call>
 int launch(void (*kernel)(Call), int threads, int work_bytes, int64_t blocks, int64_t blocks_each, const Call& call,
            const DeviceFacts& device, cudaStream_t stream) {
-  const int bytes = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(call.p.groups.count));
+  if (!groups_fit(call.p.groups)) return static_cast<int>(cudaErrorInvalidValue);
+  const int64_t counted = call.p.groups.count <= kMostBlockGroups ? call.p.groups.count : 0;
+  const int bytes = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(counted));
   if (bytes > 48 * 1024 - 1024) {
     // The same for every call of a kernel: another thread may be between this line and its launch.
     const int most = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(kMostBlockGroups));

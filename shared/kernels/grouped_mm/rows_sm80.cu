@@ -10,6 +10,7 @@ namespace {
 
 template <class Tile, bool kWAlongK>
 int launch_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+  static_assert(Tile::kM == kCountedRows || Tile::kM == 2 * kCountedRows);
   const mg_grouped_mm_problem& p = call.p;
   call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, Tile::kN));
   call.tiles_each = call.column_tiles * p.batch;
@@ -27,6 +28,7 @@ int launch_either_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t s
 template <class T>
 int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
   constexpr int kBlocks = 4, kWarps = kShortThreads / 32;
+  static_assert(kShortRows == kCountedRows);
   const mg_grouped_mm_problem& p = call.p;
   call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, 32 * RowsShortWork<T>::kRun));
   call.tiles_each = call.column_tiles * p.batch;
@@ -39,8 +41,8 @@ int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream)
     call.share = static_cast<uint32_t>(share);
     blocks = ceil_div(ceil_div(total, share), kWarps);
   }
-  return launch(rows_short_sm80<T>, kShortThreads, sizeof(RowsShortWork<T>) * kWarps, blocks, kBlocks, call, device,
-                stream);
+  const auto kernel = p.groups.count > kMostBlockGroups ? rows_short_sm80<T, kMany> : rows_short_sm80<T, kFew>;
+  return launch(kernel, kShortThreads, sizeof(RowsShortWork<T>) * kWarps, blocks, kBlocks, call, device, stream);
 }
 
 template <class T, int kK>

@@ -2,7 +2,7 @@
 // Layouts: unit K stride of x, unit K or M stride of w, unit M stride of out; any other strides, any alignment.
 // Dtypes:  float64, float32 (IEEE or TF32), float16, bfloat16; out the same or float32.
 // Architectures: sm_80 and up.
-// Limits:  G <= kMostBlockGroups, N < 2^31 - 2^16.
+// Limits:  G <= 2^24, N < 2^31 - 2^16.
 #pragma once
 
 #include "kernels/grouped_mm/tile_sm80.cuh"
@@ -28,7 +28,8 @@ MG_DEVICE int32_t* ends_after(unsigned char* shared, int64_t bytes) {
 }
 
 // The first group that ends past row n, or G.
-MG_DEVICE int first_past(const int32_t* ends, int groups, int64_t n) {
+template <int kWhich>
+MG_DEVICE int first_past(const GroupEnds<kWhich>& ends, int groups, int64_t n) {
   int low = 0, high = groups;
   while (low < high) {
     const int middle = (low + high) / 2;
@@ -50,16 +51,15 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void rows_tile_sm80(
   using B = typename Tile::template OperandOf<Tile::kN, kWAlongK>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* work = reinterpret_cast<T*>(shared);
-  int32_t* ends = ends_after(shared, sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
+  int32_t* room = ends_after(shared, sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count);
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends(p.groups, p.rows, room);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM * Tile::kWarpM, warp_n = warp / Tile::kWarpsM % Tile::kWarpsN * Tile::kWarpN;
   constexpr int kBand = 8;
-  TileWalk walk{ends, groups, static_cast<int32_t>(p.rows), Tile::kM};
+  TileWalk<kFewOrMany> walk{ends, groups, static_cast<int32_t>(p.rows), Tile::kM};
   RowTile tile;
   for (int64_t t = blockIdx.x; walk.find(static_cast<int32_t>(t / call.tiles_each), tile); t += gridDim.x) {
     int64_t at = t - tile.tiles_before * call.tiles_each;
@@ -117,17 +117,18 @@ struct RowsShortWork {
 // K <= kShortK. A warp's unit is a run of rows of one group times 512 bytes of the columns of one b: each thread keeps
 // 16 bytes of columns for all K in registers, and rows stream past. Warps work alone; the next unit's w and the next
 // rows are on their way meanwhile.
-template <class T>
-__global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid_constant__ RowsCall call) {
+// kWhich: how many groups there may be; few leave registers for another block.
+template <class T, int kWhich>
+__global__ __launch_bounds__(kShortThreads,
+                             kWhich == kFew ? 4 : 3) void rows_short_sm80(const __grid_constant__ RowsCall call) {
   constexpr int kRun = RowsShortWork<T>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   RowsShortWork<T>& work = reinterpret_cast<RowsShortWork<T>*>(shared)[warp];
-  int32_t* ends = ends_after(shared, sizeof(RowsShortWork<T>) * (kShortThreads / 32));
+  int32_t* room = ends_after(shared, sizeof(RowsShortWork<T>) * (kShortThreads / 32));
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends<kWhich>(p.groups, p.rows, room);
 
   struct Unit {
     int group, b, rows;
@@ -137,7 +138,7 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
   // Where a warp is: at a row tile of the walk and one of its columns, or within its share. There a position counts the
   // rows of a group for each of its columns in turn, so that w changes as seldom as can be.
   struct Cursor {
-    TileWalk walk;
+    TileWalk<kWhich> walk;
     uint32_t at;
   };
   const uint32_t warp_number = blockIdx.x * (kShortThreads / 32) + warp;
@@ -178,7 +179,7 @@ __global__ __launch_bounds__(kShortThreads, 4) void rows_short_sm80(const __grid
   // The rows ahead: each lane copies one piece of the rows of a stage, 16 bytes or one element.
   const int piece = call.x_wide ? kRun : 1, pieces = kShortK / piece;
   const int x_row = lane / pieces, x_at = lane % pieces * piece;
-  Cursor ahead{TileWalk{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows},
+  Cursor ahead{TileWalk<kWhich>{ends, groups, static_cast<int32_t>(p.rows), call.tile_rows},
                call.share ? share_at : warp_number};
   int left_ahead = 0;
   bool copies = false;
@@ -286,8 +287,8 @@ struct RowsThin {
   static constexpr int kRun = 16 / static_cast<int>(sizeof(T));            // columns of one thread
   static constexpr int kUnroll = kBytes == 16 ? 8 : kBytes == 32 ? 4 : 2;  // rows in flight
   static constexpr int kBlocks = kK == 4 ? 6 : kBytes <= 64 ? 4 : 2;
-  // Code for older architectures needs a few registers more.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  // Code for other architectures needs a few registers more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 100 != 9
   static constexpr int kLeastBlocks = kBlocks > 2 ? kBlocks - 1 : kBlocks;
 #else
   static constexpr int kLeastBlocks = kBlocks;
@@ -301,7 +302,7 @@ __global__ __launch_bounds__(kThinThreads,
                              RowsThin<T, kK>::kLeastBlocks) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
   constexpr int kUnroll = RowsThin<T, kK>::kUnroll, kRun = RowsThin<T, kK>::kRun;
   extern __shared__ __align__(16) unsigned char shared[];
-  int32_t* ends = ends_after(shared, 0);
+  int32_t* room = ends_after(shared, 0);
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
 
@@ -319,8 +320,7 @@ __global__ __launch_bounds__(kThinThreads,
       const T* line = static_cast<const T*>(p.x) + n * p.x_stride[0] + b * p.x_stride[1];
       asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
     }
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends(p.groups, p.rows, room);
   if (b >= p.batch) return;
   const int count = static_cast<int>(p.outer - m < kRun ? p.outer - m : kRun);
   int g = first_past(ends, groups, n0);

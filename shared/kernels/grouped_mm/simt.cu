@@ -31,6 +31,10 @@ int scaled_ends(const mg_groups& groups, int64_t rows, int64_t scale, int64_t* e
   return gpu::launch(scale_numbers, (groups.count + kLineThreads - 1) / kLineThreads, kLineThreads, {stream}, scaling);
 }
 
+int count_groups(const mg_groups& groups, int64_t rows, int64_t scale, int32_t* numbers, void* stream) {
+  return gpu::launch(group_count, 1, kCountThreads, {stream}, GroupCount{groups, rows, scale, numbers});
+}
+
 int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream) {
   for (int64_t first = 0; first < count; first += kNumbersAtOnce) {
     Numbers numbers;

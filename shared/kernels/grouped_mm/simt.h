@@ -15,6 +15,10 @@ int wgrad(const mg_grouped_mm_wgrad_problem& p, int64_t* room, void* stream);
 // ends[g] = scale times the clamped cumulative end of group g; `room` holds room_for(G) elements, ends lie elsewhere.
 int scaled_ends(const mg_groups& groups, int64_t rows, int64_t scale, int64_t* ends, int64_t* room, void* stream);
 
+// numbers [3, G]: scale times the clamped cumulative ends, and the row tiles of 64 and of 128 rows up to and with each
+// group; scale times `rows` < 2^31.
+int count_groups(const mg_groups& groups, int64_t rows, int64_t scale, int32_t* numbers, void* stream);
+
 // Copies `count` numbers of host memory to the device as kernel arguments: valid in a graph, whatever becomes of
 // `from`.
 int write_numbers(const int64_t* from, int64_t count, int64_t* to, void* stream);

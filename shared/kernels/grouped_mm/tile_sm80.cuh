@@ -17,6 +17,15 @@
 namespace multigemm {
 namespace sm80 {
 
+// Blocks that must stay on a multiprocessor at once; code for some architectures needs a few registers more.
+constexpr int least_blocks(int blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return blocks > 2 ? blocks - 1 : blocks;
+#else
+  return blocks;
+#endif
+}
+
 template <class T>
 struct SumOf {
   using type = float;
@@ -238,7 +247,13 @@ struct FmaWarp {
 
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const float* a, const float* b, int m0, int n0, int d0, int lane, float* sums) {
-#pragma unroll
+    // Unrolled, code for newer architectures spills where both operands lie across the depth.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    constexpr int kTogether = A::kAlongDepth || B::kAlongDepth ? kSteps / 4 : 1;
+#else
+    constexpr int kTogether = kSteps / 4;
+#endif
+#pragma unroll kTogether
     for (int d = 0; d < kSteps; d += 4) {
       float left[kActive / 8][4], right[kColumns][4];
       fragment<A, kActive / 8>(a, m0, d0 + d, [&](int i) { return row<A>(lane, i); }, left);
@@ -496,9 +511,11 @@ struct RowTile {
   int32_t tiles_before;  // row tiles of earlier groups
 };
 
-// Walks row tiles in increasing order, a warp at a time, 32 groups a step.
+// Walks row tiles in increasing order, a warp at a time, 32 groups a step; of more groups than a block counts it looks
+// the tile up.
+template <int kWhich>
 struct TileWalk {
-  const int32_t* ends;
+  GroupEnds<kWhich> ends;
   int groups;
   int32_t rows;
   int tile_rows;
@@ -508,6 +525,7 @@ struct TileWalk {
   // The group of row tile `wanted`, which must not decrease between calls; false past the last.
   MG_DEVICE bool find(int32_t wanted, RowTile& found) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    if (ends.many()) return look_up(wanted, found);
     for (; base <= groups; base += 32) {
       const int g = base + lane;
       const int32_t begin = g > 0 && g <= groups ? ends[g - 1] : 0;
@@ -531,6 +549,30 @@ struct TileWalk {
       before += __shfl_sync(0xffffffffu, through, 31);
     }
     return false;
+  }
+
+  // In the numbers that simt::count_groups wrote.
+  MG_DEVICE bool look_up(int32_t wanted, RowTile& found) const {
+    const int32_t* tiles =
+        ends.numbers() + static_cast<int64_t>(tile_rows / kCountedRows) * groups;  // through each group
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    int low = 0, count = groups;  // the first group past it is one of low .. low + count
+    while (count > 0) {
+      const int step = (count + 31) / 32, last = (lane + 1) * step < count ? (lane + 1) * step : count;
+      const unsigned past = __ballot_sync(0xffffffffu, tiles[low + last - 1] > wanted);
+      if (!past) {
+        low += count;
+        break;
+      }
+      const int at = (__ffs(static_cast<int>(past)) - 1) * step;
+      count = (count - at < step ? count - at : step) - 1;
+      low += at;
+    }
+    found.group = low;
+    found.begin = low > 0 ? ends[low - 1] : 0;
+    found.end = low < groups ? ends[low] : rows;
+    found.tiles_before = low > 0 ? tiles[low - 1] : 0;
+    return wanted - found.tiles_before < (found.end - found.begin + tile_rows - 1) / tile_rows;
   }
 };
 

@@ -2,7 +2,7 @@
 // Layouts: unit K stride of x, unit M stride of gy and of out; any other strides, any alignment.
 // Dtypes:  float64, float32 (IEEE or TF32), float16, bfloat16; out the same or float32.
 // Architectures: sm_80 and up.
-// Limits:  G <= kMostBlockGroups, N < 2^31 - 2^16; each part of out is summed by one block, in one order.
+// Limits:  G <= 2^24, N < 2^31 - 2^16; each part of out is summed by one block, in one order.
 #pragma once
 
 #include "kernels/grouped_mm/tile_sm80.cuh"
@@ -23,12 +23,12 @@ struct GroupRows {
   int32_t begin, end;
 };
 
-MG_DEVICE GroupRows rows_of(const int32_t* ends, int64_t g) { return {g > 0 ? ends[g - 1] : 0, ends[g]}; }
+MG_DEVICE GroupRows rows_of(const GroupEnds<kFewOrMany>& ends, int64_t g) { return {g > 0 ? ends[g - 1] : 0, ends[g]}; }
 
 // Any K and M: tiles of x^T and gy through shared memory.
 template <class Tile>
 __global__ __launch_bounds__(Tile::kThreads,
-                             Tile::kBlocks) void wgrad_tile_sm80(const __grid_constant__ WgradCall call) {
+                             least_blocks(Tile::kBlocks)) void wgrad_tile_sm80(const __grid_constant__ WgradCall call) {
   using T = typename Tile::T;
   using Warp = typename Tile::Warp;
   using Sum = typename Warp::Sum;
@@ -37,10 +37,9 @@ __global__ __launch_bounds__(Tile::kThreads,
   static_assert(Tile::kWarpsD == 1);
   extern __shared__ __align__(16) unsigned char shared[];
   T* work = reinterpret_cast<T*>(shared);
-  int32_t* ends = reinterpret_cast<int32_t*>(shared + sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
+  int32_t* room = reinterpret_cast<int32_t*>(shared + sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends(p.groups, p.rows, room);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM * Tile::kWarpM, warp_n = warp / Tile::kWarpsM * Tile::kWarpN;
@@ -91,17 +90,17 @@ struct WgradShortWork {
 // are on their way meanwhile.
 template <class T, bool kNarrowX>
 __global__ __launch_bounds__(kShortThreads,
-                             kNarrowX ? 4 : 3) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
+                             least_blocks(kNarrowX ? 4
+                                                   : 3)) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
   constexpr int kRun = WgradShortWork<T>::kRun, kStages = WgradShortWork<T>::kStages, kWarps = kShortThreads / 32;
   constexpr int kPartial = kShortWidth * kRun * 32;
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   WgradShortWork<T>& work = reinterpret_cast<WgradShortWork<T>*>(shared)[warp];
   T* partial = reinterpret_cast<T*>(shared + sizeof(WgradShortWork<T>) * kWarps);  // sums of two warps
-  int32_t* ends = reinterpret_cast<int32_t*>(partial + 2 * kPartial);
+  int32_t* room = reinterpret_cast<int32_t*>(partial + 2 * kPartial);
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends(p.groups, p.rows, room);
 
   const int row_warps = call.row_warps, units_together = kWarps / row_warps;
   const int first = warp / units_together;  // of the rows
@@ -289,10 +288,9 @@ __global__ __launch_bounds__(kThinThreads) void wgrad_thin_sm80(const __grid_con
   constexpr int kSums = kThinSide * kThinSide;
   __shared__ T partial[kWarps][kSums][33];
   extern __shared__ __align__(16) unsigned char shared[];
-  int32_t* ends = reinterpret_cast<int32_t*>(shared);
+  int32_t* room = reinterpret_cast<int32_t*>(shared);
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  block_group_ends(p.groups, p.rows, ends + 32, ends);
-  ends += 32;
+  const auto ends = group_ends(p.groups, p.rows, room);
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int parts = call.k_tiles * call.m_tiles;

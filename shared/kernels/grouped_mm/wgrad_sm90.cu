@@ -81,7 +81,7 @@ std::string wgrad_sm90_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
   if (!is_16_bit(p.dtype)) return "x and gy must be bfloat16 or float16";
   if (!is_16_bit(p.out_dtype) && p.out_dtype != MG_FLOAT32) return "out must be bfloat16, float16 or float32";
   if (p.batch != 1) return "B must be absent";
-  if (p.groups.count > kMostBlockGroups) return "more than " + std::to_string(kMostBlockGroups) + " groups";
+  if (p.groups.count > kMostCountedGroups) return "too many groups";
   if (p.rows >= kMostExtent || p.inner >= kMostExtent || p.outer >= kMostExtent)
     return "N, K or M of 2^31 - 1024 or more";
   const int64_t tiles = divide_up(p.inner, kTileK) * divide_up(p.outer, kTileM);
@@ -93,6 +93,7 @@ std::string wgrad_sm90_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
 int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, void* stream) {
   using namespace wgrad_sm90;
   if (!tensor_map_encoder()) return static_cast<int>(cudaErrorNotSupported);
+  if (!groups_fit(p.groups)) return static_cast<int>(cudaErrorInvalidValue);
   Arguments a{};
   const int64_t k_tiles = divide_up(p.inner, kTileK), m_tiles = divide_up(p.outer, kTileM);
   a.pair_along_k = divide_up(k_tiles, 2) * m_tiles <= k_tiles * divide_up(m_tiles, 2);

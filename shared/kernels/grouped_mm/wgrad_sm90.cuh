@@ -3,7 +3,7 @@
 //          (fastest with a unit M stride and everything else aligned to 16 bytes).
 // Dtypes:  bfloat16 or float16 in, float32 sums, bfloat16, float16 or float32 out.
 // Architectures: sm_90a (wgmma, TMA, clusters of two blocks).
-// Limits:  B absent; G <= kMostBlockGroups; N, K, M < 2^31 - 1024. Every tile of out is summed by one warpgroup in row
+// Limits:  B absent; G <= 2^24; N, K, M < 2^31 - 1024. Every tile of out is summed by one warpgroup in row
 // order.
 //
 // A persistent pair of blocks takes two neighbouring tiles of 128 k x 192 m of one group and fetches for both the
@@ -117,15 +117,17 @@ MG_DEVICE bool tile_at(const Arguments& a, const Shared& shared, int turn, Tile&
   m_unit += band * a.band_units;
   tile.k = (a.pair_along_k ? 2 * k_unit + rank : k_unit) * kTileK;
   tile.m = (a.pair_along_k ? m_unit : 2 * m_unit + rank) * kTileM;
-  tile.group = shared.order[place];
-  tile.begin = tile.group > 0 ? shared.ends[tile.group - 1] : 0;
-  tile.rows = shared.ends[tile.group] - tile.begin;
+  const bool many = a.groups.count > kMostBlockGroups;
+  tile.group = many ? place : shared.order[place];
+  const int32_t* end = (many ? static_cast<const int32_t*>(a.groups.data) : shared.ends) + tile.group;
+  tile.begin = tile.group > 0 ? end[-1] : 0;
+  tile.rows = *end - tile.begin;
   return true;
 }
 
 // Puts groups with more rows first, so that the last tiles are short. Ends with a barrier.
 MG_DEVICE void order_groups(const Arguments& a, Shared& shared) {
-  const int count = static_cast<int>(a.groups.count);
+  const int count = static_cast<int>(a.groups.count <= kMostBlockGroups ? a.groups.count : 0);
   if (threadIdx.x == 0) {
     const int whole = a.pairs / static_cast<int>(gridDim.x / 2);
     shared.turns = whole + (place_of(whole) < a.pairs);
@@ -450,7 +452,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     cutlass::arch::fence_barrier_init();
   }
   cute::cluster_arrive_relaxed();
-  block_group_ends(a.groups, a.rows, shared.ends, shared.scratch);
+  if (a.groups.count <= kMostBlockGroups) block_group_ends(a.groups, a.rows, shared.ends, shared.scratch);
   order_groups(a, shared);
   cute::cluster_wait();
 

@@ -25,18 +25,35 @@ template <class Problem>
 std::string refusal(const char* kernel, const Problem& p) {
   const int what = stand_in::taking(kernel);
   if (what == stand_in::kNothing) return "the test lets it take nothing";
-  if (p.groups.count > kMostBlockGroups) return "there are too many groups";
+  if (p.groups.count > kMostBlockGroups && kernel == std::string("rows_sm90")) return "there are too many groups";
   return what == stand_in::kPacked && !packed(p) ? "an operand is not packed" : "";
 }
 
 int compute(const mg_grouped_mm_problem& p, int64_t* room, void* stream) { return simt::rows(p, room, stream); }
 int compute(const mg_grouped_mm_wgrad_problem& p, int64_t* room, void* stream) { return simt::wgrad(p, room, stream); }
 
+// Ends of more groups than a block counts come with the row tiles up to and with each group, of two heights.
+void check_counts(const mg_groups& groups) {
+  const auto* ends = static_cast<const int32_t*>(groups.data);
+  for (int which = 0; which < 2; ++which) {
+    const int32_t* tiles = ends + (which + 1) * groups.count;
+    const int height = kCountedRows << which;
+    int32_t through = 0;
+    for (int64_t g = 0; g < groups.count; ++g) {
+      const int32_t rows = ends[g] - (g > 0 ? ends[g - 1] : 0);
+      through += (rows + height - 1) / height;
+      if (rows < 0 || tiles[g] != through) return stand_in::complain();
+    }
+  }
+}
+
 template <class Problem>
 int launch(const char* kernel, const Problem& p, const DeviceFacts& device, void* stream) {
   if (const int error = stand_in::answer(kernel, stream)) return error;
   if (device.ordinal != stand_in::current_device()) return stand_in::kInvalidDevice;
   if (!refusal(kernel, p).empty() || (p.groups.flags & MG_GROUPS_ON_HOST)) return stand_in::kInvalidValue;
+  if (!groups_fit(p.groups)) return stand_in::kInvalidValue;
+  if (p.groups.count > kMostBlockGroups) stand_in::enqueue(stream, [p] { check_counts(p.groups); });
   if (p.rows < 1 || p.batch < 1 || p.inner < 1 || p.outer < 1 || p.groups.count < 1) return stand_in::kInvalidValue;
   auto* room = new int64_t[static_cast<size_t>(simt::room_for(p.groups.count))];
   const int error = compute(p, room, stream);

@@ -141,6 +141,7 @@ class Library(_abi.Library):
             ("drop", None, ctypes.c_void_p),
             ("lent", ctypes.c_int64),
             ("overruns", ctypes.c_int64),
+            ("complaints", ctypes.c_int64),
             ("copy", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ):
             self.control[name] = self._function(self.handle, f"stand_in_{name}", result, *arguments)
@@ -250,7 +251,7 @@ def call(
     for record in records:
         if ORDERED.match(record.call):
             assert (record.device, record.stream) == (DEVICE, STREAM), record
-    assert control["lent"]() == 0 and control["overruns"]() == 0
+    assert control["lent"]() == 0 and control["overruns"]() == 0 and control["complaints"]() == 0
     if memory is not None:
         assert not memory.lent, "memory of the caller is not given back"
         assert memory.devices <= {DEVICE}

@@ -30,7 +30,7 @@ struct State {
   std::map<void*, std::deque<std::function<void()>>> streams;
   std::set<void*> capturing;
   std::map<void*, size_t> lent;
-  int64_t overruns = 0;
+  int64_t overruns = 0, complaints = 0;
   bool grouped = true;
 };
 
@@ -98,6 +98,11 @@ int taking(const std::string& kernel) {
 }
 
 bool grouped_products() { return state().grouped; }
+
+void complain() {
+  const std::lock_guard<std::mutex> held(state().lock);
+  ++state().complaints;
+}
 
 }  // namespace stand_in
 
@@ -189,7 +194,7 @@ MG_CONTROL void stand_in_reset(void) {
   s.taking.clear();
   s.capturing.clear();
   s.grouped = true;
-  s.overruns = 0;
+  s.overruns = s.complaints = 0;
   multigemm::stand_in::device = 0;
 }
 
@@ -207,6 +212,7 @@ MG_CONTROL void stand_in_synchronize(void* stream) { multigemm::stand_in::synchr
 MG_CONTROL void stand_in_drop(void* stream) { state().streams.erase(stream); }
 MG_CONTROL int64_t stand_in_lent(void) { return static_cast<int64_t>(state().lent.size()); }
 MG_CONTROL int64_t stand_in_overruns(void) { return state().overruns; }
+MG_CONTROL int64_t stand_in_complaints(void) { return state().complaints; }
 MG_CONTROL void stand_in_copy(void* to, const void* from, int64_t bytes, void* stream) {
   multigemm::stand_in::enqueue(stream, [=] { std::memcpy(to, from, static_cast<size_t>(bytes)); });
 }

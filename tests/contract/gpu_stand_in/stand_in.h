@@ -29,5 +29,8 @@ int taking(const std::string& kernel);
 
 bool grouped_products();
 
+// Something wrong was found while a stream's work was done.
+void complain();
+
 }  // namespace stand_in
 }  // namespace multigemm
