@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t kMostExtent = (int64_t{1} << 31) - 1024;  // coordinates past the last tile are int32 too
 constexpr int64_t kMostStrideBytes = int64_t{1} << 40;      // of a tensor map
+constexpr int64_t kMostRun = 2, kLeastTurns = 12;           // tiles in a run, runs of a block
 constexpr int64_t kBandColumns = 4096;                      // of gy that run together, so that they stay in L2
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -105,9 +106,15 @@ int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   a.width = cutlass::FastDivmod(static_cast<int>(band));
   a.last_width = cutlass::FastDivmod(static_cast<int>(m_units - last * band));
   a.of_band = cutlass::FastDivmod(static_cast<int>(band * k_units));
-  a.of_group = cutlass::FastDivmod(static_cast<int>(k_units * m_units));
+  a.of_tall = cutlass::FastDivmod(static_cast<int>(k_units * m_units));
+  a.m_units = static_cast<int32_t>(m_units);
+  // Longer runs fetch less, but were slower: what they write lies further apart.
   const int64_t pairs = p.groups.count * k_units * m_units, most = device.multiprocessors / 2;
-  a.pairs = static_cast<int32_t>(pairs);
+  const int64_t longest = pairs / (kLeastTurns * most) < kMostRun ? pairs / (kLeastTurns * most) : kMostRun;
+  const int64_t runs = divide_up(m_units, longest > 1 ? longest : 1);
+  a.run = static_cast<int32_t>(divide_up(m_units, runs));
+  a.of_short = cutlass::FastDivmod(static_cast<int>(k_units * divide_up(m_units, a.run)));
+  a.of_run = cutlass::FastDivmod(static_cast<int>(k_units));
   const int blocks = 2 * static_cast<int>(pairs < most ? pairs : most);
   a.out_by_tma = out_fits(p);
   a.x_by_panel = p.inner % kColumns != 0;

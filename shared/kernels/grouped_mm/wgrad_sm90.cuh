@@ -7,8 +7,9 @@
 // order.
 //
 // A persistent pair of blocks takes two neighbouring tiles of 128 k x 192 m of one group and fetches for both the
-// columns that they share. In each block two warps fetch, one cleans what lies between the last row of a group and
-// the next multiple of 16, and two warpgroups take turns: one multiplies its tile while the other writes its own.
+// columns that they share. Of a group with few rows the columns of x stay in shared memory for a run of tiles along M.
+// In each block two warps fetch, one cleans what lies between the last row of a group and the next multiple of 16, and
+// two warpgroups take turns: one multiplies its tile while the other writes its own.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -31,11 +32,12 @@ namespace wgrad_sm90 {
 constexpr int kTileK = 128, kTileM = 192;
 constexpr int kStepRows = 64;             // rows of one pipeline stage
 constexpr int kHalfRows = kStepRows / 2;  // what each block of a pair fetches of shared columns
-constexpr int kStages = 4;
+constexpr int kStagesX = 5, kStagesGy = 4;
+constexpr int kMostKeptRows = kStagesX * kStepRows;  // of a group whose columns of x stay for a run of tiles
 constexpr int kColumns = 64;  // columns of one shared-memory panel: 128 bytes, the span of the swizzle
 constexpr int kSlice = 16;    // rows of one wgmma
 constexpr int kPanelsX = kTileK / kColumns, kPanelsGy = kTileM / kColumns;
-constexpr int kWarpsOut = 8, kChunkRows = 16, kChunks = 3;
+constexpr int kWarpsOut = 8, kChunkRows = 16, kChunks = 2;
 constexpr int kThreads = 384;
 constexpr int kSums = kTileM / 2;  // of one thread in each of the two 64 x 192 halves of a tile
 constexpr int kMostSortedGroups = 256;
@@ -49,28 +51,45 @@ struct Arguments {
   int32_t out_dtype, out_by_tma;
   int32_t rows, inner, outer;
   int32_t pair_along_k;  // the two tiles of a pair are neighbours along K and share gy; else along M and share x
-  // Pairs of a group are walked in bands along M: a band's units for each unit of K.
-  int32_t pairs, band_units, last_band;
-  cutlass::FastDivmod of_group, of_band, width, last_width;  // pairs of a group and of a band; units of a band
+  // A unit of a tall group is one pair of tiles, and bands along M are walked one after another: a band's units of M
+  // for each of K. A unit of another group is a run of `run` pairs along M.
+  int32_t m_units, band_units, last_band, run;
+  cutlass::FastDivmod of_tall, of_band, width, last_width;  // units of a tall group and of a band; units of M of a band
+  cutlass::FastDivmod of_short, of_run;                     // units of another group and of K
 };
 
-struct alignas(1024) Shared {
-  uint16_t x[kStages][2][kPanelsX][kHalfRows][kColumns];
-  uint16_t gy[kStages][2][kPanelsGy][kHalfRows][kColumns];
-  uint16_t chunks[kWarpsOut][kChunks][kChunkRows][kColumns];
+template <int kStages>
+struct Fences {
   uint64_t full[kStages];    // a stage can be read
   uint64_t landed[kStages];  // the i-th stage that must be cleaned first has arrived
   uint64_t empty[kStages];   // both blocks of the pair have read the stage
+};
+
+struct alignas(1024) Shared {
+  uint16_t x[kStagesX][2][kPanelsX][kHalfRows][kColumns];
+  uint16_t gy[kStagesGy][2][kPanelsGy][kHalfRows][kColumns];
+  uint16_t chunks[kWarpsOut][kChunks][kChunkRows][kColumns];
+  Fences<kStagesX> x_fences;
+  Fences<kStagesGy> gy_fences;
   int32_t ends[kMostBlockGroups];
   uint16_t order[kMostBlockGroups];
   int32_t scratch[32];
-  int32_t turns;  // tiles of this block
+  int32_t tall, units;  // tall groups; units of this block
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 using Transaction = cutlass::arch::ClusterTransactionBarrier;
 using Barrier = cutlass::arch::ClusterBarrier;
+
+template <int kStages>
+MG_DEVICE void init(Fences<kStages>& fences) {
+  for (int i = 0; i < kStages; ++i) {
+    Barrier::init(&fences.full[i], 1);
+    Barrier::init(&fences.landed[i], 1);
+    Barrier::init(&fences.empty[i], 8);  // four warps of either block
+  }
+}
 
 template <class T>
 struct Numbers;
@@ -94,55 +113,107 @@ struct Numbers<cutlass::half_t> {
 struct Tile {
   int32_t group, begin, rows;
   int32_t k, m;
+  bool first, last, second_last;  // of its unit
 };
 
-// Where this pair's `turn`-th tiles lie in the walk over all. Neighbouring pairs of blocks work on neighbouring tiles;
+// Where this pair's `turn`-th unit lies in the walk over all. Neighbouring pairs of blocks work on neighbouring tiles;
 // every other turn runs backwards, so that no pair gets the larger of the groups each time.
 MG_DEVICE int place_of(int turn) {
   const int pairs = static_cast<int>(gridDim.x / 2), pair = static_cast<int>(blockIdx.x / 2);
   return turn * pairs + (turn % 2 ? pairs - 1 - pair : pair);
 }
 
-// The `turn`-th tile of this block; false past the last.
-MG_DEVICE bool tile_at(const Arguments& a, const Shared& shared, int turn, Tile& tile) {
-  if (turn >= shared.turns) return false;
-  const int rank = static_cast<int>(blockIdx.x % 2);
-  int place, in_group, band, in_band, k_unit, m_unit;
-  a.of_group(place, in_group, place_of(turn));
-  a.of_band(band, in_band, in_group);
-  if (band == a.last_band)
-    a.last_width(k_unit, m_unit, in_band);
-  else
-    a.width(k_unit, m_unit, in_band);
-  m_unit += band * a.band_units;
-  tile.k = (a.pair_along_k ? 2 * k_unit + rank : k_unit) * kTileK;
-  tile.m = (a.pair_along_k ? m_unit : 2 * m_unit + rank) * kTileM;
-  const bool many = a.groups.count > kMostBlockGroups;
-  tile.group = many ? place : shared.order[place];
-  const int32_t* end = (many ? static_cast<const int32_t*>(a.groups.data) : shared.ends) + tile.group;
-  tile.begin = tile.group > 0 ? end[-1] : 0;
-  tile.rows = *end - tile.begin;
-  return true;
-}
+// Walks the tiles of this block.
+struct Walk {
+  int unit = 0, left = 0;  // the next unit; tiles left of this one
+  Tile tile;
 
-// Puts groups with more rows first, so that the last tiles are short. Ends with a barrier.
+  MG_DEVICE bool more(const Shared& shared) const { return left > 0 || unit < shared.units; }
+
+  // False past the last.
+  MG_DEVICE bool next(const Arguments& a, const Shared& shared) {
+    if (left > 0) {
+      tile.m += a.pair_along_k ? kTileM : 2 * kTileM;
+      tile.first = false;
+      --left;
+    } else {
+      if (unit >= shared.units) return false;
+      open(a, shared, place_of(unit++));
+    }
+    tile.last = left == 0;
+    tile.second_last = left == 1;
+    return true;
+  }
+
+ private:
+  MG_DEVICE void open(const Arguments& a, const Shared& shared, int number) {
+    const int rank = static_cast<int>(blockIdx.x % 2);
+    const int of_tall = shared.tall * a.of_tall.divisor;
+    int place, in_group, k_unit, m_unit;
+    if (number < of_tall) {
+      int band, in_band;
+      a.of_tall(place, in_group, number);
+      a.of_band(band, in_band, in_group);
+      if (band == a.last_band)
+        a.last_width(k_unit, m_unit, in_band);
+      else
+        a.width(k_unit, m_unit, in_band);
+      m_unit += band * a.band_units;
+      left = 0;
+    } else {
+      a.of_short(place, in_group, number - of_tall);
+      place += shared.tall;
+      a.of_run(m_unit, k_unit, in_group);
+      m_unit *= a.run;
+      left = (a.m_units - m_unit < a.run ? a.m_units - m_unit : a.run) - 1;
+    }
+    const bool many = a.groups.count > kMostBlockGroups;
+    tile.k = (a.pair_along_k ? 2 * k_unit + rank : k_unit) * kTileK;
+    tile.m = (a.pair_along_k ? m_unit : 2 * m_unit + rank) * kTileM;
+    tile.group = many ? place : shared.order[place];
+    const int32_t* end = (many ? static_cast<const int32_t*>(a.groups.data) : shared.ends) + tile.group;
+    tile.begin = tile.group > 0 ? end[-1] : 0;
+    tile.rows = *end - tile.begin;
+    tile.first = true;
+  }
+};
+
+// Puts tall groups first, and as far as there are few groups, those with more rows, so that the last units are short.
+// Ends with a barrier.
 MG_DEVICE void order_groups(const Arguments& a, Shared& shared) {
   const int count = static_cast<int>(a.groups.count <= kMostBlockGroups ? a.groups.count : 0);
+  const auto rows_of = [&](int g) { return shared.ends[g] - (g > 0 ? shared.ends[g - 1] : 0); };
+  for (int first = 0; first < count; first += kThreads) {
+    const int g = first + static_cast<int>(threadIdx.x);
+    const unsigned tall = __ballot_sync(0xffffffffu, g < count && rows_of(g) > kMostKeptRows);
+    if (g % 32 == 0 && g < kMostBlockGroups) shared.scratch[g / 32] = static_cast<int32_t>(tall);
+  }
+  __syncthreads();
+  const auto tall_before = [&](int g) {
+    int sum = 0;
+    for (int i = 0; i < g / 32; ++i) sum += __popc(shared.scratch[i]);
+    return g % 32 ? sum + __popc(shared.scratch[g / 32] & ((1u << g % 32) - 1)) : sum;
+  };
+  const int tall = count > 0 ? tall_before(count) : static_cast<int>(a.groups.count);
   if (threadIdx.x == 0) {
-    const int whole = a.pairs / static_cast<int>(gridDim.x / 2);
-    shared.turns = whole + (place_of(whole) < a.pairs);
+    const int groups = static_cast<int>(a.groups.count), pairs = static_cast<int>(gridDim.x / 2);
+    const int units = tall * a.of_tall.divisor + (groups - tall) * a.of_short.divisor, whole = units / pairs;
+    shared.tall = tall;
+    shared.units = whole + (place_of(whole) < units);
   }
   for (int g = static_cast<int>(threadIdx.x); g < count; g += kThreads) {
-    int place = g;
+    const int32_t mine = rows_of(g);
+    int place = 0;
     if (count <= kMostSortedGroups) {
-      const int32_t mine = shared.ends[g] - (g > 0 ? shared.ends[g - 1] : 0);
       int32_t before = 0;
-      place = 0;
       for (int other = 0; other < count; ++other) {
         const int32_t end = shared.ends[other], size = end - before;
         place += size > mine || (size == mine && other < g);
         before = end;
       }
+    } else {
+      place = tall_before(g);
+      if (mine <= kMostKeptRows) place = tall + g - place;
     }
     shared.order[place] = static_cast<uint16_t>(g);
   }
@@ -157,7 +228,8 @@ MG_DEVICE uint32_t steps_of(const Tile& tile) { return static_cast<uint32_t>(til
 template <int kPanels>
 MG_DEVICE void fetch_half(const CUtensorMap& map, uint64_t* barrier, uint16_t (&to)[kPanels][kHalfRows][kColumns],
                           int32_t column, int32_t row, bool by_panel, bool to_both) {
-  constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  // Other tiles of the group read the same soon; what is written would drive it out of the L2 cache.
+  constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_LAST);
   const int boxes = by_panel ? kPanels : 1;
   for (int box = 0; box < boxes; ++box) {
     const int32_t first = by_panel ? column + box * kColumns : 0, panel = by_panel ? 0 : column / kColumns;
@@ -169,66 +241,74 @@ MG_DEVICE void fetch_half(const CUtensorMap& map, uint64_t* barrier, uint16_t (&
 }
 
 // One thread brings x, another gy: what one alone can issue does not keep up with the matrix units. Of columns that
-// the pair shares, each block brings half of the rows to both.
-template <bool kIsX, int kPanels>
-MG_DEVICE void produce(const Arguments& a, Shared& shared,
+// the pair shares, each block brings half of the rows to both. Rows come in halves of a step, the second only if the
+// group has it.
+template <bool kIsX, int kStages, int kPanels>
+MG_DEVICE void produce(const Arguments& a, Shared& shared, Fences<kStages>& fences,
                        uint16_t (&stages)[kStages][2][kPanels][kHalfRows][kColumns]) {
   const int rank = static_cast<int>(blockIdx.x % 2);
   const bool to_both = kIsX ? !a.pair_along_k : a.pair_along_k, by_panel = kIsX ? a.x_by_panel : a.gy_by_panel;
   const CUtensorMap& map = kIsX ? a.x : a.gy;
   uint32_t step = 0, cleaned = 0;
-  Tile tile, next;
-  bool more = tile_at(a, shared, 0, tile);
-  for (int turn = 1; more; ++turn) {
+  Walk walk;
+  bool more = walk.next(a, shared);
+  while (more) {
+    const Tile tile = walk.tile;
+    const bool wanted = !kIsX || tile.first;
     int32_t row = 0;
     do {
-      if (row < tile.rows) {
+      if (wanted && row < tile.rows) {
         const uint32_t stage = step % kStages, round = step / kStages;
         const int32_t left = tile.rows - row;
-        uint64_t* barrier = &shared.full[stage];
-        if (left < kStepRows && left % kSlice) barrier = &shared.landed[cleaned++ % kStages];
-        Barrier::wait(&shared.empty[stage], (round & 1) ^ 1);
-        if (kIsX) Transaction::arrive_and_expect_tx(barrier, sizeof(shared.x[0]) + sizeof(shared.gy[0]));
+        const int halves = left > kHalfRows ? 2 : 1;
+        uint64_t* barrier = &fences.full[stage];
+        if (left < kStepRows && left % kSlice) barrier = &fences.landed[cleaned++ % kStages];
+        Barrier::wait(&fences.empty[stage], (round & 1) ^ 1);
+        Transaction::arrive_and_expect_tx(barrier, static_cast<uint32_t>(sizeof(stages[0][0])) * halves);
         const int32_t column = kIsX ? tile.k : tile.m;
         for (int half = to_both ? rank : 0; half < (to_both ? rank + 1 : 2); ++half)
-          fetch_half(map, barrier, stages[stage][half], column, tile.begin + row + half * kHalfRows, by_panel, to_both);
+          if (half < halves)
+            fetch_half(map, barrier, stages[stage][half], column, tile.begin + row + half * kHalfRows, by_panel,
+                       to_both);
         ++step;
       }
-      if (row == 0) more = tile_at(a, shared, turn, next);  // while the stages are full
+      if (row == 0) more = walk.next(a, shared);  // while the stages are full
       row += kStepRows;
-    } while (row < tile.rows);
-    tile = next;
+    } while (wanted && row < tile.rows);
   }
+}
+
+// Zeros in rows [used, next multiple of kSlice) of the stage, by a whole warp, once it has landed.
+template <int kStages, int kPanels>
+MG_DEVICE void clean_stage(Fences<kStages>& fences, uint16_t (&stages)[kStages][2][kPanels][kHalfRows][kColumns],
+                           uint32_t stage, uint32_t cleaned, int used) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Barrier::wait(&fences.landed[cleaned % kStages], cleaned / kStages & 1);
+  const int vectors = (kSlice - used % kSlice) * (kColumns / 8);
+  for (int i = lane; i < vectors; i += 32) {
+    const int row = used + i / (kColumns / 8), column = i % (kColumns / 8) * 8;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel)
+      *reinterpret_cast<uint4*>(&stages[stage][row / kHalfRows][panel][row % kHalfRows][column]) = uint4{0, 0, 0, 0};
+  }
+  cutlass::arch::fence_view_async_shared();
+  __syncwarp();
+  if (lane == 0) Barrier::arrive(&fences.full[stage]);
 }
 
 // Rows between the end of a group and the next multiple of kSlice belong to the next group, or to none, and may hold
 // anything: zeros in both operands keep them out of the sums. A whole warp calls it.
 MG_DEVICE void clean(const Arguments& a, Shared& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t step = 0, cleaned = 0;
-  Tile tile;
-  for (int turn = 0; tile_at(a, shared, turn, tile); ++turn) {
-    step += steps_of(tile);
+  uint32_t step = 0, x_step = 0, cleaned = 0, x_cleaned = 0;
+  Walk walk;
+  while (walk.next(a, shared)) {
+    const Tile& tile = walk.tile;
     const int32_t used = last_rows(tile);
+    step += steps_of(tile);
+    if (tile.first) x_step += steps_of(tile);
     if (used % kSlice == 0) continue;
-    const uint32_t stage = (step - 1) % kStages;
-    Barrier::wait(&shared.landed[cleaned % kStages], cleaned / kStages & 1);
-    ++cleaned;
-    const int vectors = (kSlice - used % kSlice) * (kColumns / 8);
-    for (int i = lane; i < vectors; i += 32) {
-      const int row = used + i / (kColumns / 8), column = i % (kColumns / 8) * 8;
-#pragma unroll
-      for (int panel = 0; panel < kPanelsX; ++panel)
-        *reinterpret_cast<uint4*>(&shared.x[stage][row / kHalfRows][panel][row % kHalfRows][column]) =
-            uint4{0, 0, 0, 0};
-#pragma unroll
-      for (int panel = 0; panel < kPanelsGy; ++panel)
-        *reinterpret_cast<uint4*>(&shared.gy[stage][row / kHalfRows][panel][row % kHalfRows][column]) =
-            uint4{0, 0, 0, 0};
-    }
-    cutlass::arch::fence_view_async_shared();
-    __syncwarp();
-    if (lane == 0) Barrier::arrive(&shared.full[stage]);
+    if (tile.first) clean_stage(shared.x_fences, shared.x, (x_step - 1) % kStagesX, x_cleaned++, used);
+    clean_stage(shared.gy_fences, shared.gy, (step - 1) % kStagesGy, cleaned++, used);
   }
 }
 
@@ -270,9 +350,9 @@ MG_DEVICE void fence_sums(float (&sums)[2][kSums]) {
 }
 
 // Both blocks of the pair may refill the stage once each warp that reads it has told both.
-MG_DEVICE void release(Shared& shared, uint32_t step) {
+MG_DEVICE void release(uint64_t* empty) {
   const uint32_t lane = threadIdx.x % 32;
-  Barrier::arrive(&shared.empty[step % kStages], lane, lane < 2);
+  Barrier::arrive(empty, lane, lane < 2);
 }
 
 // Tiles of 16 x 64 go through the warp's own chunks of shared memory, and out by TMA, which clips them.
@@ -370,34 +450,45 @@ template <class T>
 MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
   using Mma = typename Numbers<T>::Mma;
   using Scale = cute::SM90::GMMA::ScaleOut;
+  constexpr uint32_t kDone = 2;  // the barriers after those of the turns
   auto& chunks = shared.chunks[threadIdx.x / 32 - 4];
   const uint64_t x_panel = panel_descriptor(&shared.x[0]), gy_panel = panel_descriptor(&shared.gy[0]);
   float sums[2][kSums];
-  uint32_t step = 0;
-  Tile tile;
-  for (int turn = 0; tile_at(a, shared, turn, tile); ++turn) {
+  uint32_t step = 0, x_step = 0;
+  Walk walk;
+  for (uint32_t turn = 0; walk.next(a, shared); ++turn) {
+    const Tile& tile = walk.tile;
     const uint32_t steps = steps_of(tile);
-    if (turn % 2 != static_cast<int>(warpgroup)) {
+    if (turn % 2 != warpgroup) {
       step += steps;
+      if (tile.last) x_step += steps;
       continue;
     }
     if (turn > 0) cutlass::arch::NamedBarrier::sync(256, warpgroup);
     Scale scale = Scale::Zero;
     const uint32_t first = step, end = step + steps, whole = step + static_cast<uint32_t>(tile.rows) / kStepRows;
+    const uint32_t x_ahead = x_step - step;
     const int last_slices = (tile.rows % kStepRows + kSlice - 1) / kSlice;
-    const bool more = turn + 1 < shared.turns;
+    const bool more = walk.more(shared);
     const auto begin_step = [&](uint64_t& x, uint64_t& gy) {
-      const uint32_t stage = step % kStages;
-      Barrier::wait(&shared.full[stage], step / kStages & 1);
-      x = x_panel + stage * (sizeof(shared.x[0]) >> 4);
+      const uint32_t stage = step % kStagesGy, at = step + x_ahead, x_stage = at % kStagesX;
+      Barrier::wait(&shared.x_fences.full[x_stage], at / kStagesX & 1);
+      Barrier::wait(&shared.gy_fences.full[stage], step / kStagesGy & 1);
+      x = x_panel + x_stage * (sizeof(shared.x[0]) >> 4);
       gy = gy_panel + stage * (sizeof(shared.gy[0]) >> 4);
       cute::warpgroup_arrive();
     };
+    const auto end_reads = [&](uint32_t of) {
+      release(&shared.gy_fences.empty[of % kStagesGy]);
+      if (tile.last) release(&shared.x_fences.empty[(of + x_ahead) % kStagesX]);
+    };
     const auto end_step = [&] {
       cute::warpgroup_commit_batch();
+      // The last tile of a unit gives back x, so the tile before it must have been multiplied.
+      if (step == first && tile.last && !tile.first) cutlass::arch::NamedBarrier::sync(256, kDone + warpgroup);
       if (step + 1 == end && more) cutlass::arch::NamedBarrier::arrive(256, warpgroup ^ 1);
       cute::warpgroup_wait<1>();
-      if (step > first) release(shared, step - 1);
+      if (step > first) end_reads(step - 1);
     };
     uint64_t x, gy;
     fence_sums(sums);
@@ -422,7 +513,9 @@ MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
       write_zeros(a, chunks, tile);
       continue;
     }
-    release(shared, step - 1);
+    if (tile.second_last) cutlass::arch::NamedBarrier::arrive(256, kDone + (warpgroup ^ 1));
+    end_reads(step - 1);
+    if (tile.last) x_step += steps;
     if (a.out_by_tma)
       write_by_tma<T>(a, chunks, tile, sums);
     else
@@ -444,11 +537,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     cute::prefetch_tma_descriptor(&a.x);
     cute::prefetch_tma_descriptor(&a.gy);
     if (a.out_by_tma) cute::prefetch_tma_descriptor(&a.out);
-    for (int i = 0; i < kStages; ++i) {
-      Barrier::init(&shared.full[i], 1);
-      Barrier::init(&shared.landed[i], 1);
-      Barrier::init(&shared.empty[i], 8);  // four warps of either block
-    }
+    init(shared.x_fences);
+    init(shared.gy_fences);
     cutlass::arch::fence_barrier_init();
   }
   cute::cluster_arrive_relaxed();
@@ -458,8 +548,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (warp == 0 && cute::elect_one_sync()) produce<true>(a, shared, shared.x);
-    if (warp == 2 && cute::elect_one_sync()) produce<false>(a, shared, shared.gy);
+    if (warp == 0 && cute::elect_one_sync()) produce<true>(a, shared, shared.x_fences, shared.x);
+    if (warp == 2 && cute::elect_one_sync()) produce<false>(a, shared, shared.gy_fences, shared.gy);
     if (warp == 1) clean(a, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
