@@ -1,4 +1,4 @@
-"""What the install matrix relies on: stand-ins that are wheels, and that it sees a file lost or overwritten."""
+"""What the install matrix relies on: stand-ins that are wheels, and an eye for lost or overwritten files."""
 
 from __future__ import annotations
 
