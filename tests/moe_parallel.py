@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from moe_kit import SMALL, VARIANTS, make
+from moe_kit import SMALL, VARIANTS
+from moe_kit import make as make_on
 from torch.distributed.device_mesh import init_device_mesh
 
 from multigemm import errors
@@ -27,6 +28,13 @@ ALONE: dict[str, Case] = {}
 COUNTS = (5, 0, 7, 2)
 """Tokens of each process, for up to four of them; one has none."""
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+def make(
+    settings: dict[str, Any], name: str | None, device: torch.device, dtype: torch.dtype = torch.float64
+) -> MoEFeedForward:
+    """The same weights in every process, whatever its device draws."""
+    return make_on(settings, name, torch.device("cpu"), dtype).to(device)
 
 
 def case(function: Case) -> Case:
