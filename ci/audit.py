@@ -39,6 +39,12 @@ FUNCTIONS = (
     "mg_grouped_mm_explain",
     "mg_grouped_mm_wgrad",
     "mg_grouped_mm_wgrad_explain",
+    "mg_moe_route",
+    "mg_moe_route_backward",
+    "mg_moe_spread",
+    "mg_moe_collect",
+    "mg_moe_activate",
+    "mg_moe_activate_backward",
 )
 FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan")
 MATRIX = read_matrix()

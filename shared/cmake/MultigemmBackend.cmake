@@ -19,6 +19,9 @@ get_filename_component(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 set(MULTIGEMM_GPU_SOURCES
   blas/handles_gpu.cpp
   kernels/grouped_mm/simt.cu
+  kernels/moe/moe_activate.cu
+  kernels/moe/moe_route.cu
+  kernels/moe/moe_rows.cu
   launch/call_gpu.cpp
   launch/checks.cpp
   launch/choose_gpu.cpp
@@ -28,6 +31,8 @@ set(MULTIGEMM_GPU_SOURCES
   launch/grouped_mm_gpu.cpp
   launch/grouped_mm_wgrad.cpp
   launch/grouped_mm_wgrad_gpu.cpp
+  launch/moe.cpp
+  launch/moe_gpu.cpp
   launch/products_gpu.cpp
   runtime/device.cpp
   runtime/query.cpp
@@ -35,6 +40,7 @@ set(MULTIGEMM_GPU_SOURCES
   runtime/status.cpp
 )
 set(MULTIGEMM_GPU_BINDING
+  bindings/torch_moe.cpp
   bindings/torch_services_gpu.cpp
   bindings/torch_stable.cpp
   launch/checks.cpp

@@ -33,7 +33,7 @@ from multigemm.moe import (
 )
 from multigemm.moe._registry import select
 
-OURS, DEFAULT = "multigemm_moe", "pytorch_multi_gemm_moe"
+NATIVE, OURS, DEFAULT = "multigemm_native_moe", "multigemm_moe", "pytorch_multi_gemm_moe"
 VARIABLE = "MULTIGEMM_MOE_IMPLEMENTATION"
 CONFIG = MoEConfig(hidden_size=4, intermediate_size=3, num_experts=4, top_k=2)
 X = torch.zeros(2, 4)
@@ -77,6 +77,7 @@ def stub(capability: object | None, answer: str | None) -> type[Stub]:
 ACCELERATORS = {
     # capability, answer of get_property -> implementation, source, what is refused on the way
     "H100-like": ((9, 0), OURS, OURS, "property", []),
+    "H100-like, its kernels elsewhere": ((9, 0), NATIVE, OURS, "property", [NATIVE]),
     "A100-like": ((8, 0), DEFAULT, DEFAULT, "property", []),
     "AMD-like": ("gfx942", OURS, OURS, "property", []),
     "NPU-like, knows no property": (None, None, DEFAULT, "default", []),
@@ -113,11 +114,11 @@ def test_an_unknown_accelerator_gets_the_default() -> None:
 CUDA13 = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120", "compute_120"]
 CUDA = [
     # count, capability, architectures of the backend (None: none is installed) -> answer
-    pytest.param(1, (9, 0), CUDA13, OURS, id="H100"),
-    pytest.param(1, (8, 0), CUDA13, OURS, id="A100"),
-    pytest.param(1, (8, 7), CUDA13, OURS, id="8.7 runs code for 8.0"),
+    pytest.param(1, (9, 0), CUDA13, NATIVE, id="H100"),
+    pytest.param(1, (8, 0), CUDA13, NATIVE, id="A100"),
+    pytest.param(1, (8, 7), CUDA13, NATIVE, id="8.7 runs code for 8.0"),
     pytest.param(1, (7, 0), CUDA13, None, id="V100, older than any code"),
-    pytest.param(1, (13, 0), CUDA13, OURS, id="newer, by PTX"),
+    pytest.param(1, (13, 0), CUDA13, NATIVE, id="newer, by PTX"),
     pytest.param(1, (11, 0), CUDA13, None, id="between, and PTX is for 12.0"),
     pytest.param(1, (9, 1), ["sm_90a"], None, id="9.0a is for 9.0 alone"),
     pytest.param(1, (9, 0), None, None, id="no backend"),
@@ -134,7 +135,7 @@ def test_cuda_answers_by_capability_and_what_is_installed(
     assert cuda.get_property("multi_gemm_moe") == answer and cuda.get_property("grouped_mm") is None
 
 
-@pytest.mark.parametrize(("architecture", "answer"), [("gfx942:sramecc+:xnack-", OURS), ("gfx1100", None)])
+@pytest.mark.parametrize(("architecture", "answer"), [("gfx942:sramecc+:xnack-", NATIVE), ("gfx1100", None)])
 def test_rocm(architecture: str, answer: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, ["gfx90a", "gfx942"], 1, architecture)
     rocm = _cuda.ROCmAccelerator(torch.device("cuda:0"))
@@ -227,7 +228,7 @@ def test_the_layer_obeys_the_pin_of_each_call(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unknown_names_of_a_user_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = f"there is no implementation 'fast'; there are: {OURS}, {DEFAULT}"
+    sentence = f"there is no implementation 'fast'; there are: {NATIVE}, {OURS}, {DEFAULT}"
     with pytest.raises(errors.OptionError, match=sentence), use("fast"):
         pass
     with pytest.raises(errors.OptionError, match=sentence):
@@ -304,7 +305,7 @@ class Picky(MoEImplementation):
 
 def test_registration() -> None:
     registry.register(Picky)
-    assert registry.names() == (OURS, DEFAULT, "picky")
+    assert registry.names() == (NATIVE, OURS, DEFAULT, "picky")
     layer = MoEFeedForward(CONFIG, implementation="picky")
     assert torch.equal(layer(X), torch.full_like(X, 42.0))
     three = CONFIG.model_copy(update={"top_k": 3})
@@ -328,7 +329,12 @@ def test_options() -> None:
     made = registry.instantiate(bundle, "cpu")
     assert made.product_options() == {"implementation": "reference", "precision": None}
     MoEFeedForward(bundle)(X)
-    for name, options in ((OURS, {"tile": 64}), (OURS, {"precision": "low"}), (DEFAULT, {"tile": 64})):
+    for name, options in (
+        (OURS, {"tile": 64}),
+        (NATIVE, {"tile": 64}),
+        (OURS, {"precision": "low"}),
+        (DEFAULT, {"tile": 64}),
+    ):
         wrong = ConfigBundle(name=name, config=CONFIG, implementation_config=options)
         with pytest.raises(errors.OptionError, match=f"{name}: implementation_config .* does not fit"):
             MoEFeedForward(wrong)
@@ -377,5 +383,5 @@ def test_entry_point(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     names, values, *reasons = done.stdout.splitlines()
-    assert names == f"{OURS} {DEFAULT} broken theirs" and values == "[[7.0, 7.0, 7.0, 7.0]]"
+    assert names == f"{NATIVE} {OURS} {DEFAULT} broken theirs" and values == "[[7.0, 7.0, 7.0, 7.0]]"
     assert all("provided by their-moe" in r and "fails to load" in r for r in reasons)

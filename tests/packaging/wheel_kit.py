@@ -21,6 +21,12 @@ FUNCTIONS = (
     "mg_grouped_mm_explain",
     "mg_grouped_mm_wgrad",
     "mg_grouped_mm_wgrad_explain",
+    "mg_moe_route",
+    "mg_moe_route_backward",
+    "mg_moe_spread",
+    "mg_moe_collect",
+    "mg_moe_activate",
+    "mg_moe_activate_backward",
 )
 GOOD_CODE = "".join(f"int {name}_cpu(void) {{ return 0; }}\n" for name in FUNCTIONS)
 HIDDEN = '__attribute__((visibility("hidden"))) '

@@ -54,7 +54,7 @@ class CUDAAccelerator(Accelerator):
         return torch.cuda.get_device_capability(self.device)
 
     def get_property(self, key: str) -> str | None:
-        """ "multigemm_moe" for "multi_gemm_moe" where the installed backend has code for this device."""
+        """ "multigemm_native_moe" for "multi_gemm_moe" where the installed backend has code for this device."""
         if key != "multi_gemm_moe":
             return super().get_property(key)
         capability = self.capability()
@@ -66,7 +66,7 @@ class CUDAAccelerator(Accelerator):
             return None
         if backend is None or not has_code(backend.info["architectures"], capability):
             return None
-        return "multigemm_moe"
+        return "multigemm_native_moe"
 
 
 class ROCmAccelerator(CUDAAccelerator):

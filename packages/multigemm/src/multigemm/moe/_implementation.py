@@ -81,3 +81,17 @@ class MoEImplementation(abc.ABC):
         [E, 2 I] or [E, I], and [E, H] -> [T, H] of ``config.output_dtype``. A slot whose expert is outside
         0 .. E - 1 adds exact zeros to y and to every gradient.
         """
+
+    def feed_forward(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        score_correction_bias: torch.Tensor | None,
+        gate_up_proj: torch.Tensor,
+        down_proj: torch.Tensor,
+        gate_up_proj_bias: torch.Tensor | None = None,
+        down_proj_bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``route``, then ``experts``: for implementations that can do both better at once."""
+        routing = self.route(logits, score_correction_bias)
+        return self.experts(x, routing, gate_up_proj, down_proj, gate_up_proj_bias, down_proj_bias)

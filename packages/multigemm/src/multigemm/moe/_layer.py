@@ -90,11 +90,13 @@ def moe_feed_forward(
     key = bundle._key(implementation, str(x.device), dtype)
     made: MoEImplementation = getattr(registry.instances, key)
     tokens = x.reshape(-1, c.hidden_size)
+    weights = (gate_up_proj, down_proj, gate_up_proj_bias, down_proj_bias)
     if routing is None:
-        routing = made.route(_logits(tokens, router_weight, router_bias, c), score_correction_bias)
+        logits = _logits(tokens, router_weight, router_bias, c)
+        y = made.feed_forward(tokens, logits, score_correction_bias, *weights)
     else:
         check_routing(routing, tokens.shape[0], c, x)
-    y = made.experts(tokens, routing, gate_up_proj, down_proj, gate_up_proj_bias, down_proj_bias)
+        y = made.experts(tokens, routing, *weights)
     if shared_gate_up_proj is not None and shared_down_proj is not None:
         s = shared_expert(tokens, shared_gate_up_proj, shared_down_proj, shared_gate, c)
         y = y + s.to(y.dtype)

@@ -17,6 +17,7 @@ from . import _choice
 from ._config import ConfigBundle, MoEConfig
 from ._experts import MultigemmMoE, PyTorchMoE
 from ._implementation import MoEImplementation, Support
+from ._native import NativeMoE
 
 GROUP = "multigemm.moe_implementations"
 """Entry points by which a package adds an implementation under a name of its own."""
@@ -118,7 +119,7 @@ class MoERegistry:
         self._registered: dict[str, type[MoEImplementation]] = {}
         self._keys: dict[tuple[Any, ...], str] = {}
         self._count = itertools.count()
-        for built_in in (MultigemmMoE, PyTorchMoE):
+        for built_in in (NativeMoE, MultigemmMoE, PyTorchMoE):
             self.register(built_in)
 
     def register(self, implementation: T, *, replace: bool = False) -> T:

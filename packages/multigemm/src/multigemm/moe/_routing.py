@@ -51,25 +51,11 @@ def route(
     Raises:
         ShapeError, OptionError: logits or bias that do not fit the configuration.
     """
-    if logits.dim() != 2 or logits.shape[1] != config.num_experts:
-        raise ShapeError(
-            f"route: logits must have shape [T, {config.num_experts}], got {list(logits.shape)}."
-        )
-    if (score_correction_bias is not None) != config.score_correction_bias:
-        given = "none" if score_correction_bias is None else "one"
-        raise OptionError(
-            f"route: score_correction_bias has to be given exactly where the configuration says so "
-            f"(score_correction_bias={config.score_correction_bias}), got {given}."
-        )
+    check(logits, config, score_correction_bias)
     wide = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
     scores = wide.softmax(-1) if config.score_function == "softmax" else wide.sigmoid()
     choice = scores.detach()
     if score_correction_bias is not None:
-        if tuple(score_correction_bias.shape) != (config.num_experts,):
-            raise ShapeError(
-                f"route: score_correction_bias must have shape [{config.num_experts}], "
-                f"got {list(score_correction_bias.shape)}."
-            )
         choice = choice + score_correction_bias.detach()
     if config.num_expert_groups > 1:
         choice = _within_best_groups(choice, config)
@@ -80,6 +66,25 @@ def route(
     if config.routed_scaling_factor != 1.0:
         weights = weights * config.routed_scaling_factor
     return Routing(experts, weights, logits)
+
+
+def check(logits: torch.Tensor, config: MoEConfig, score_correction_bias: torch.Tensor | None) -> None:
+    """Raises what ``route`` does."""
+    if logits.dim() != 2 or logits.shape[1] != config.num_experts:
+        raise ShapeError(
+            f"route: logits must have shape [T, {config.num_experts}], got {list(logits.shape)}."
+        )
+    if (score_correction_bias is not None) != config.score_correction_bias:
+        given = "none" if score_correction_bias is None else "one"
+        raise OptionError(
+            f"route: score_correction_bias has to be given exactly where the configuration says so "
+            f"(score_correction_bias={config.score_correction_bias}), got {given}."
+        )
+    if score_correction_bias is not None and tuple(score_correction_bias.shape) != (config.num_experts,):
+        raise ShapeError(
+            f"route: score_correction_bias must have shape [{config.num_experts}], "
+            f"got {list(score_correction_bias.shape)}."
+        )
 
 
 def _within_best_groups(choice: torch.Tensor, config: MoEConfig) -> torch.Tensor:

@@ -26,6 +26,33 @@ LIB.define(
     "Tensor(a!) out, str precision, str implementation) -> ()"
 )
 
+_MOE_ACTIVATION = "int k, int kind, bool gated, bool interleaved, float alpha, float limit"
+LIB.define(
+    "native_moe_route(Tensor? logits, Tensor? correction, Tensor(a!) experts, Tensor(b!)? weights, "
+    "Tensor(c!) permutation, Tensor(d!) inverse, Tensor(e!) ends, Tensor? x, Tensor(f!)? rows, int score, "
+    "bool renormalize, int groups, int top_groups, int group_score, float scale) -> ()"
+)
+LIB.define(
+    "native_moe_route_backward(Tensor grad_weights, Tensor logits, Tensor experts, Tensor(a!) out, "
+    "int score, bool renormalize, float scale) -> ()"
+)
+LIB.define(
+    "native_moe_spread(Tensor x, Tensor permutation, Tensor ends, Tensor? weights, Tensor? other, "
+    "Tensor(a!)? out, Tensor(b!)? dots, int k) -> ()"
+)
+LIB.define(
+    "native_moe_collect(Tensor rows, Tensor inverse, Tensor ends, Tensor? weights, Tensor? other, "
+    "Tensor(a!) out, int k) -> ()"
+)
+LIB.define(
+    "native_moe_activate(Tensor h, Tensor permutation, Tensor ends, Tensor? weights, Tensor(a!) out, "
+    f"{_MOE_ACTIVATION}) -> ()"
+)
+LIB.define(
+    "native_moe_activate_backward(Tensor grad, Tensor h, Tensor permutation, Tensor ends, Tensor? weights, "
+    f"Tensor(a!) grad_h, Tensor(b!)? grad_weights, Tensor(c!)? out, {_MOE_ACTIVATION}) -> ()"
+)
+
 AUTOCAST_KEYS = {
     "cpu": "AutocastCPU",
     "cuda": "AutocastCUDA",

@@ -1,0 +1,145 @@
+// The C entry points of the mixture-of-experts kernels: checks, empty cases, then the device's own launch.
+#include "launch/moe.h"
+
+#include "runtime/status.h"
+
+namespace multigemm {
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) { throw Failure(MG_INVALID_ARGUMENT, text); }
+
+void check_range(const char* name, int64_t value, int64_t least, int64_t most) {
+  if (value < least || value > most)
+    refuse(std::string(name) + " is " + std::to_string(value) + "; allowed are " + std::to_string(least) + " to " +
+           std::to_string(most));
+}
+
+void check_there(const char* name, const void* pointer) {
+  if (!pointer) refuse(std::string(name) + " is null");
+}
+
+void check_float(const char* name, int32_t dtype) { check_range(name, dtype, MG_FLOAT64, MG_BFLOAT16); }
+
+template <class Problem>
+void check_common(const Problem* p) {
+  check_there("problem", p);
+  if (p->struct_size != static_cast<int64_t>(sizeof(Problem)))
+    refuse("struct_size is " + std::to_string(p->struct_size) + ", but this library has " +
+           std::to_string(sizeof(Problem)) + "; build the caller against the same abi_moe.h");
+  check_range("experts", p->experts, 1, MG_MOE_MOST_EXPERTS);
+  check_range("top_k", p->top_k, 1, MG_MOE_MOST_SLOTS);
+  check_range("tokens", p->tokens, 0, 0x7fffffff / p->top_k);  // places are of 32 bits
+  if (p->host && p->host->allocate && !p->host->release) refuse("host.release is null, but host.allocate is not");
+}
+
+void check_route(const mg_moe_route_problem* p, bool backward) {
+  check_common(p);
+  check_float("dtype", p->dtype);
+  check_range("score", p->score, MG_MOE_SOFTMAX, MG_MOE_SIGMOID);
+  check_range("group_score", p->group_score, MG_MOE_TOP2_SUM, MG_MOE_MAX);
+  if (p->logits) {
+    check_range("top_k", p->top_k, 1, p->experts);
+    check_range("expert_groups", p->expert_groups, 1, MG_MOE_MOST_GROUPS);
+    if (p->experts % p->expert_groups) refuse("experts is not a multiple of expert_groups");
+    check_range("top_groups", p->top_groups, 1, p->expert_groups);
+  }
+  if (p->tokens == 0) {
+    if (!backward) check_there("ends", p->ends);
+    return;
+  }
+  check_there("expert_ids", p->expert_ids);
+  if (p->logits || backward) check_there("weights", p->weights);
+  if (backward) {
+    check_there("logits", p->logits);
+    return check_there("grad_logits", p->grad_logits);
+  }
+  check_there("permutation", p->permutation);
+  check_there("inverse", p->inverse);
+  check_there("ends", p->ends);
+  if (!p->x) return;
+  check_float("x_dtype", p->x_dtype);
+  check_range("width", p->width, 1, INT64_MAX);
+  check_there("rows", p->rows);
+}
+
+void check_rows(const mg_moe_rows_problem* p) {
+  check_common(p);
+  check_range("width", p->width, 1, INT64_MAX);
+  check_float("from_dtype", p->from_dtype);
+  check_float("out_dtype", p->out_dtype);
+  check_float("other_dtype", p->other_dtype);
+  if (p->tokens == 0) return;
+  check_there("from", p->from);
+  check_there("places", p->places);
+  check_there("ends", p->ends);
+}
+
+void check_activate(const mg_moe_activate_problem* p) {
+  check_common(p);
+  check_range("width", p->width, 1, INT64_MAX);
+  check_float("dtype", p->dtype);
+  check_range("activation", p->activation, MG_MOE_SILU, MG_MOE_CLAMPED);
+  if (p->activation == MG_MOE_CLAMPED && !p->gated) refuse("the clamped activation needs a gate");
+  if (p->interleaved && !p->gated) refuse("columns can alternate only where there is a gate");
+  if (p->tokens == 0) return;
+  check_there("h", p->h);
+  check_there("permutation", p->permutation);
+  check_there("ends", p->ends);
+}
+
+}  // namespace
+}  // namespace multigemm
+
+using namespace multigemm;
+
+extern "C" int32_t MG_NAME(mg_moe_route)(const mg_moe_route_problem* problem) {
+  return guarded([&] {
+    check_route(problem, false);
+    run_route(*problem);  // without tokens too: the ends are zeros
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_route_backward)(const mg_moe_route_problem* problem) {
+  return guarded([&] {
+    check_route(problem, true);
+    if (problem->tokens) run_route_backward(*problem);
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_spread)(const mg_moe_rows_problem* problem) {
+  return guarded([&] {
+    check_rows(problem);
+    if (problem->tokens == 0) return;
+    if (!problem->out) check_there("dots", problem->dots);
+    if (problem->dots) check_there("other", problem->other);
+    run_spread(*problem);
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_collect)(const mg_moe_rows_problem* problem) {
+  return guarded([&] {
+    check_rows(problem);
+    if (problem->tokens == 0) return;
+    check_there("out", problem->out);
+    run_collect(*problem);
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_activate)(const mg_moe_activate_problem* problem) {
+  return guarded([&] {
+    check_activate(problem);
+    if (problem->tokens == 0) return;
+    check_there("out", problem->out);
+    run_activate(*problem);
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_activate_backward)(const mg_moe_activate_problem* problem) {
+  return guarded([&] {
+    check_activate(problem);
+    if (problem->tokens == 0) return;
+    check_there("grad", problem->grad);
+    check_there("grad_h", problem->grad_h);
+    run_activate_backward(*problem);
+  });
+}

@@ -1,0 +1,17 @@
+// What each kind of device does with a checked problem: moe_cpu.cpp and moe_gpu.cpp. Each throws Failure.
+#pragma once
+
+#include <string>
+
+#include "multigemm/abi_moe.h"
+
+namespace multigemm {
+
+void run_route(const mg_moe_route_problem& p);
+void run_route_backward(const mg_moe_route_problem& p);
+void run_spread(const mg_moe_rows_problem& p);
+void run_collect(const mg_moe_rows_problem& p);
+void run_activate(const mg_moe_activate_problem& p);
+void run_activate_backward(const mg_moe_activate_problem& p);
+
+}  // namespace multigemm
