@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,27 @@ def test_case(case: str, outcomes: dict[str, str]) -> None:
 def test_case_of_a_group_of_one(case: str, tmp_path: Path) -> None:
     with parallel_kit.alone(tmp_path):
         moe_parallel.ALONE[case](torch.device("cpu"))
+
+
+def test_the_example_trains() -> None:
+    """As torchrun starts it."""
+    example = Path(__file__).resolve().parents[2] / "docs" / "examples" / "expert_parallel.py"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(example),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:]), "OMP_NUM_THREADS": "1"}
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    losses = [float(value) for value in re.findall(r"loss (\S+)", done.stdout)]
+    assert len(losses) == 3 and losses[2] < 0.6 * losses[0], done.stdout
+    assert "experts 0 to 3" in done.stdout and "experts 4 to 7" in done.stdout
 
 
 def test_without_a_process_group() -> None:
