@@ -183,7 +183,9 @@ class Setting:
 def fetch(folder: Path, pythons: Iterable[str]) -> None:
     """Download what is real, once for each Python."""
     pins = ROOT / "ci" / "constraints.txt"
-    key = f"{REAL}\n{pins.read_text(encoding='utf-8')}"
+    names = tuple(f"{Requirement(r).name}==" for r in REAL)
+    lines = pins.read_text(encoding="utf-8").splitlines()
+    key = "\n".join([*REAL, *(line for line in lines if line.startswith(names))])
     for version in pythons:
         stamp = folder / f"{version}.txt"
         if stamp.exists() and stamp.read_text(encoding="utf-8") == key:
