@@ -3,44 +3,17 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "kernels/grouped_mm/rows_sm80.h"
-#include "kernels/grouped_mm/rows_sm90.h"
-#include "kernels/grouped_mm/wgrad_sm80.h"
-#include "kernels/grouped_mm/wgrad_sm90.h"
+#include "kernels/grouped_mm/native_gpu.h"
 #include "launch/checks.h"
+#include "launch/rates_gpu.h"
 #include "runtime/status.h"
 
 namespace multigemm {
 namespace {
 
 // --- the model ------------------------------------------------------------------------------------------------------
-// Time = launches + the larger of FLOPs over the kernel's rate and bytes over the memory's. Rates are what an H200
-// reaches on large shapes (docs/kernels-gpu.md), scaled by multiprocessors for other devices: only ratios matter.
-constexpr double kMultiprocessors = 132;
-constexpr double kBytesPerMicrosecond = 4.0e6;
+// Time = launches + the larger of FLOPs over the kernel's rate and bytes over the memory's: rates_gpu.h.
 constexpr double kLaunch = 3.0;  // microseconds for one more launch of a call
-
-// 10^6 FLOP per microsecond, by dtype: float64, float32, tf32, half.
-struct Rates {
-  Kernel kernel;
-  double float64, float32, tf32, half;
-};
-constexpr Rates kRates[] = {
-    {Kernel::sm90, 0, 0, 0, 620},
-    {Kernel::sm80, 42, 36, 90, 240},
-    {Kernel::simt, 1.5, 3, 3, 3},
-    {Kernel::blas, 55, 45, 350, 600},
-};
-
-double rate(Kernel kernel, int32_t dtype, int32_t precision) {
-  for (const Rates& rates : kRates) {
-    if (rates.kernel != kernel) continue;
-    if (dtype == MG_FLOAT64) return rates.float64;
-    if (dtype != MG_FLOAT32) return rates.half;
-    return precision == MG_PRECISION_TF32 ? rates.tf32 : rates.float32;
-  }
-  return 1;
-}
 
 struct Work {
   double flops, bytes;
@@ -74,21 +47,15 @@ double packed_bytes(const mg_grouped_mm_wgrad_problem& p, bool first, bool secon
 template <class Problem>
 double estimate(Kernel kernel, const Problem& p, const DeviceFacts& device, double copied, double launches) {
   const Work work = work_of(p);
-  const double scale = device.multiprocessors / kMultiprocessors;
+  const Chip& chip = chip_of(device);
+  const double scale = device.multiprocessors / chip.multiprocessors;
   return launches * kLaunch +
-         std::max(work.flops / (rate(kernel, p.dtype, p.precision) * 1e6 * scale),
-                  work.bytes / (kBytesPerMicrosecond * scale)) +
-         copied / (kBytesPerMicrosecond * scale);
+         std::max(work.flops / (rate(chip, kernel, p.dtype, p.precision) * 1e6 * scale),
+                  work.bytes / (chip.bytes_per_microsecond * scale)) +
+         copied / (chip.bytes_per_microsecond * scale);
 }
 
 // --- who can take the call ------------------------------------------------------------------------------------------
-
-std::string refusal_of(Kernel kernel, const mg_grouped_mm_problem& p, const DeviceFacts& device) {
-  return kernel == Kernel::sm90 ? rows_sm90_refusal(p, device) : rows_sm80_refusal(p, device);
-}
-std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
-  return kernel == Kernel::sm90 ? wgrad_sm90_refusal(p, device) : wgrad_sm80_refusal(p, device);
-}
 
 // Rows that one product of a library may have to take.
 int64_t rows_together(const mg_grouped_mm_problem& p) { return p.rows; }

@@ -1,6 +1,5 @@
 // grouped_mm on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
-#include "kernels/grouped_mm/rows_sm80.h"
-#include "kernels/grouped_mm/rows_sm90.h"
+#include "kernels/grouped_mm/native_gpu.h"
 #include "launch/call_gpu.h"
 #include "launch/checks.h"
 #include "launch/device_groups.h"
@@ -54,11 +53,8 @@ void run(const mg_grouped_mm_problem& given) {
   p.groups = groups.get();
   const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
   p = with_packed(p, choice.pack_first, false, x.address(), nullptr);
-  switch (choice.row->kernel) {
-    case Kernel::sm90: return check_gpu(launch_rows_sm90(p, device, p.stream), "launching rows_sm90");
-    case Kernel::sm80: return check_gpu(launch_rows_sm80(p, device, p.stream), "launching rows_sm80");
-    default: return run_simt(p);
-  }
+  if (choice.row->kernel == Kernel::simt) return run_simt(p);
+  check_gpu(launch_native(choice.row->kernel, p, device), (std::string("launching ") + choice.row->rows_name).c_str());
 }
 
 std::string plan(const mg_grouped_mm_problem& given) {

@@ -1,6 +1,5 @@
 // grouped_mm_wgrad on a GPU: device guard, empty cases, choice from the table, launch on the caller's stream.
-#include "kernels/grouped_mm/wgrad_sm80.h"
-#include "kernels/grouped_mm/wgrad_sm90.h"
+#include "kernels/grouped_mm/native_gpu.h"
 #include "launch/call_gpu.h"
 #include "launch/checks.h"
 #include "launch/device_groups.h"
@@ -59,11 +58,8 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
   const PackedRows x(choice.pack_first, operand_x(p), p.host, p.stream);
   const PackedRows gy(choice.pack_second, operand_gy(p), p.host, p.stream);
   p = with_packed(p, choice.pack_first, choice.pack_second, x.address(), gy.address());
-  switch (choice.row->kernel) {
-    case Kernel::sm90: return check_gpu(launch_wgrad_sm90(p, device, p.stream), "launching wgrad_sm90");
-    case Kernel::sm80: return check_gpu(launch_wgrad_sm80(p, device, p.stream), "launching wgrad_sm80");
-    default: return run_simt(p);
-  }
+  if (choice.row->kernel == Kernel::simt) return run_simt(p);
+  check_gpu(launch_native(choice.row->kernel, p, device), (std::string("launching ") + choice.row->wgrad_name).c_str());
 }
 
 std::string plan(const mg_grouped_mm_wgrad_problem& given) {

@@ -62,6 +62,7 @@ class Block {
   void barrier() { meet(all_, fibers_.size()); }
   // Of the 64 threads of a wavefront, and of 32 neighbours.
   void wave_barrier() { meet(waves_[active_ / 64], size_of(64)); }
+  size_t wave_barriers() const { return waves_[active_ / 64].turn; }
   void warp_barrier() { meet(warps_[active_ / 32], size_of(32)); }
 
   // The value of the thread `step` before this one among 32 neighbours; of the first ones their own.

@@ -50,13 +50,19 @@ class Call:
     shared: bool = False
     on_host: bool = False
     implementation: str = ""
+    precision: str = ""
 
 
 @pytest.fixture(scope="module")
 def plan() -> Any:
-    [candidate] = [c for c in _discovery.installed() if c.name == "cu13"]
+    return planner("cu13")
+
+
+def planner(name: str) -> Any:
+    """What an installed backend says of a call on a device."""
+    [candidate] = [c for c in _discovery.installed() if c.name == name]
     backend = _opening.open_core(candidate, _resolution._front(), [])
-    library = _abi.Library(backend.handle, "cu13")
+    library = _abi.Library(backend.handle, name)
 
     def ask(call: Call, device: Device) -> dict[str, Any]:
         batch = () if call.B is None else (call.B,)
@@ -75,11 +81,12 @@ def plan() -> Any:
             problem = _abi.grouped_mm_problem(gy, w.mT, groups, False, None, x, "", call.implementation)
         else:
             problem = _abi.grouped_mm_problem(x, w, groups, False, None, gy, "", call.implementation)
-        for name in ("x", "gy", "w", "out"):  # addresses such as an allocator gives
-            if hasattr(problem, name):
-                setattr(problem, name, 1 << 20)
+        for operand in ("x", "gy", "w", "out"):  # addresses such as an allocator gives
+            if hasattr(problem, operand):
+                setattr(problem, operand, 1 << 20)
         problem.groups.flags = 2 if call.on_host else 0
-        function = getattr(backend.handle, f"mg_grouped_mm{'_wgrad' if call.wgrad else ''}_plan_cu13")
+        problem.precision = _abi.PRECISIONS[call.precision]
+        function = getattr(backend.handle, f"mg_grouped_mm{'_wgrad' if call.wgrad else ''}_plan_{name}")
         function.argtypes = [
             ctypes.c_void_p,
             ctypes.c_void_p,

@@ -6,7 +6,7 @@
 
 namespace multigemm {
 
-enum class Kernel { sm90, sm80, simt, blas, torch };
+enum class Kernel { sm90, sm80, mfma, simt, blas, torch };
 
 struct KernelRow {
   Kernel kernel;
@@ -16,10 +16,13 @@ struct KernelRow {
 };
 
 inline constexpr KernelRow kKernels[] = {
-#if !defined(MG_HIP)  // which has kernels/grouped_mm/none_gfx.cpp in place of these
+#if defined(MG_HIP)
+    {Kernel::mfma, MG_NATIVE, "rows_mfma", "wgrad_mfma"},
+#else
     {Kernel::sm90, MG_NATIVE, "rows_sm90", "wgrad_sm90"}, {Kernel::sm80, MG_NATIVE, "rows_sm80", "wgrad_sm80"},
 #endif
-    {Kernel::simt, MG_SIMT, "rows_simt", "wgrad_simt"},   {Kernel::blas, MG_BLAS, "blas", "blas"},
+    {Kernel::simt, MG_SIMT, "rows_simt", "wgrad_simt"},
+    {Kernel::blas, MG_BLAS, "blas", "blas"},
     {Kernel::torch, MG_TORCH, "torch", "torch"},
 };
 
