@@ -6,7 +6,6 @@ itself. A case is a function of the process's device.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,13 +17,18 @@ from moe_kit import make as make_on
 from torch.distributed.device_mesh import init_device_mesh
 
 from multigemm import errors
-from multigemm.moe import ExpertParallelFeedForward, MoEConfig, MoEFeedForward, Routing, expert_parallel
+from multigemm.moe import (
+    ExpertParallelFeedForward,
+    MoEConfig,
+    MoEFeedForward,
+    Routing,
+    expert_parallel,
+    registry,
+)
 from multigemm.moe import _expert_parallel as parallel
 
 Case = Callable[[torch.device], None]
 CASES: dict[str, Case] = {}
-ALONE: dict[str, Case] = {}
-"""Cases for a group of one."""
 COUNTS = (5, 0, 7, 2)
 """Tokens of each process, for up to four of them; one has none."""
 LIMIT = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -39,11 +43,6 @@ def make(
 
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
-    return function
-
-
-def alone(function: Case) -> Case:
-    ALONE[function.__name__] = function
     return function
 
 
@@ -67,6 +66,16 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor, what: str = "") -> None:
     assert error <= bound, f"{what}: {error:.2e} above {bound:.2e}"
 
 
+def agree_in_gradients(layer: ExpertParallelFeedForward, whole: MoEFeedForward) -> None:
+    layer.reduce_replicated_gradients()
+    own = dict(layer.named_parameters())
+    expected = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
+    for key, gradient in layer.shard(expected).items():
+        found = own[key].grad
+        assert found is not None, key
+        agree(found, gradient, key)
+
+
 def compare(
     settings: dict[str, Any],
     device: torch.device,
@@ -76,7 +85,6 @@ def compare(
     routing: Routing | None = None,
     group: Any = None,
     name: str | None = None,
-    autocast: bool = False,
     **options: Any,
 ) -> ExpertParallelFeedForward:
     """Values and all gradients, also of a routing of one's own."""
@@ -91,23 +99,17 @@ def compare(
 
     def call(made: MoEFeedForward, given: list[torch.Tensor], rows: slice) -> torch.Tensor:
         own = None if routing is None else Routing(routing.experts[rows], given[1])
-        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-            y = made(given[0], own)
+        y = made(given[0], own)
         y.backward(g[rows].to(y.dtype))
         return y.detach()
 
     theirs = call(whole, all_inputs, slice(None))
     ours = call(layer, own_inputs, mine)
-    layer.reduce_replicated_gradients()
     agree(ours, theirs[mine], "values")
     for own, everything in zip(own_inputs, all_inputs, strict=True):
         assert everything.grad is not None and own.grad is not None
         agree(own.grad, everything.grad[mine], "inputs")
-    expected = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
-    for key, gradient in layer.shard(expected).items():
-        found = dict(layer.named_parameters())[key].grad
-        assert found is not None, key
-        agree(found, gradient, key)
+    agree_in_gradients(layer, whole)
     return layer
 
 
@@ -119,9 +121,13 @@ def every_kind_of_layer(device: torch.device) -> None:
 
 @case
 def each_implementation(device: torch.device) -> None:
-    for name in ("multigemm_moe", "pytorch_multi_gemm_moe"):
-        layer = compare(SMALL, device, name=name)
-        assert layer.explain().implementation == name
+    """That takes the layer there: native ones need a backend."""
+    for name in registry.names():
+        for variant in ("gpt-oss", "interleaved", "qwen2-moe"):
+            settings = {**SMALL, **VARIANTS[variant]}
+            if registry.supports_config(name, MoEConfig(**settings), device):
+                layer = compare(settings, device, name=name, chunks=2)
+                assert layer.explain().implementation == name
 
 
 @case
@@ -180,14 +186,16 @@ def dropped_slots_add_exact_zeros(device: torch.device) -> None:
     assert not any(p.grad.any() for p in layer.parameters() if p.grad is not None)
 
 
+def random_routing(device: torch.device) -> Routing:
+    """For narrow dtypes, since a rounded logit may select another expert."""
+    total = sum(COUNTS[: dist.get_world_size()])
+    routing = own_routing(device, torch.randint(0, 8, (total, 3), generator=torch.Generator().manual_seed(3)))
+    return Routing(routing.experts, routing.weights.float())
+
+
 @case
 def narrow_dtypes(device: torch.device) -> None:
-    """With a routing of one's own, because a rounded logit may select another expert."""
-    experts = torch.randint(
-        0, 8, (sum(COUNTS[: dist.get_world_size()]), 3), generator=torch.Generator().manual_seed(3)
-    )
-    routing = own_routing(device, experts)
-    routing = Routing(routing.experts, routing.weights.float())
+    routing = random_routing(device)
     for dtype in (torch.float32, torch.bfloat16):
         compare({**SMALL, "output_dtype": torch.float32}, device, dtype=dtype, routing=routing)
     compare({**SMALL, "shared_intermediate_size": 3}, device, dtype=torch.float32, routing=routing, chunks=2)
@@ -195,11 +203,7 @@ def narrow_dtypes(device: torch.device) -> None:
 
 @case
 def autocast(device: torch.device) -> None:
-    experts = torch.randint(
-        0, 8, (sum(COUNTS[: dist.get_world_size()]), 3), generator=torch.Generator().manual_seed(3)
-    )
-    routing = own_routing(device, experts)
-    routing = Routing(routing.experts, routing.weights.float())
+    routing = random_routing(device)
     whole = make(SMALL, None, device, torch.float32)
     layer = expert_parallel(whole)
     x, mine = share(device, torch.float32)
@@ -226,14 +230,9 @@ def second_derivatives(device: torch.device) -> None:
         for made, leaf in zip((whole, layer), inputs, strict=True):
             (force,) = torch.autograd.grad(made(leaf).square().sum(), leaf, create_graph=True)
             force.square().sum().backward()
-        layer.reduce_replicated_gradients()
         assert inputs[0].grad is not None and inputs[1].grad is not None
         agree(inputs[1].grad, inputs[0].grad[mine], "inputs")
-        expected = {n: p.grad for n, p in whole.named_parameters() if p.grad is not None}
-        for key, gradient in layer.shard(expected).items():
-            found = dict(layer.named_parameters())[key].grad
-            assert found is not None, key
-            agree(found, gradient, key)
+        agree_in_gradients(layer, whole)
 
 
 @case
@@ -379,19 +378,3 @@ def rows_travel_while_others_are_computed(device: torch.device) -> None:
     finally:
         parallel.Transfer.start, parallel.Transfer.finish = start, finish  # type: ignore[method-assign]
         parallel.shared_expert = shared
-
-
-@alone
-def recomputation(device: torch.device) -> None:
-    compare({**SMALL, **VARIANTS["recompute"]}, device, chunks=2)
-
-
-@alone
-def inside_a_compiled_model(device: torch.device) -> None:
-    layer = expert_parallel(make(SMALL, None, device))
-    model = torch.nn.Sequential(torch.nn.Linear(6, 6).to(device, torch.float64), layer, torch.nn.ReLU())
-    x, mine = share(device)
-    compiled = torch.compile(model, backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the compiler's own, about gradients of what it passes on
-        agree(compiled(x[mine]).detach(), model(x[mine]).detach())

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 import moe_parallel
 import parallel_kit
+from moe_kit import SMALL, VARIANTS, make, tokens
 
 from multigemm import errors
-from multigemm.moe import ExpertParallelFeedForward, MoEConfig
+from multigemm.moe import ExpertParallelFeedForward, MoEConfig, expert_parallel
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -33,10 +35,23 @@ def test_case(case: str, outcomes: dict[str, str]) -> None:
         pytest.fail(outcomes[case], pytrace=False)
 
 
-@pytest.mark.parametrize("case", moe_parallel.ALONE)
-def test_case_of_a_group_of_one(case: str, tmp_path: Path) -> None:
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[torch.device]:
+    """A group of one, in this process, for what imports the compiler: that takes seconds in each."""
     with parallel_kit.alone(tmp_path):
-        moe_parallel.ALONE[case](torch.device("cpu"))
+        yield torch.device("cpu")
+
+
+def test_recomputation(alone: torch.device) -> None:
+    moe_parallel.compare({**SMALL, **VARIANTS["recompute"]}, alone, chunks=2)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own, about gradients of what it passes on
+def test_inside_a_compiled_model(alone: torch.device) -> None:
+    layer = expert_parallel(make(SMALL, None, alone))
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6).double(), layer, torch.nn.ReLU())
+    x = tokens(5, alone)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
 
 
 def test_the_example_trains() -> None:
