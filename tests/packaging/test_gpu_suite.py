@@ -1,4 +1,4 @@
-"""ci/gpu_tests.py on a machine that cannot run a wheel for AMD: it says why, instead of a suite that fails."""
+"""ci/gpu_tests.py on a machine that cannot run a wheel for AMD says why, instead of a suite that fails."""
 
 import pytest
 from loading_kit import ci_script
