@@ -37,8 +37,9 @@ const HipBlas* find_blas() {
   const std::lock_guard<std::mutex> held(lock);
   if (known) return &found;
   // One that nobody has loaded yet is that of the system; it is wanted only where HIP is.
-  void* library = gpu::loaded_library("libhipblas");
-  if (!library && gpu::loaded_library("libamdhip64")) library = dlopen("libhipblas.so.3", RTLD_LAZY | RTLD_LOCAL);
+  void* library = gpu::loaded_library("libhipblas", "hipblasCreate");
+  if (!library && gpu::loaded_library("libamdhip64", "hipGetDevice"))
+    library = dlopen("libhipblas.so.3", RTLD_LAZY | RTLD_LOCAL);
   known = library && read(library, found);
   return known ? &found : nullptr;
 }

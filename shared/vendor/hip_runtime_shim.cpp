@@ -53,7 +53,7 @@ void* runtime() {
   if (void* known = all.runtime.load(std::memory_order_acquire)) return known;
   const std::lock_guard<std::mutex> held(all.lock);
   if (void* known = all.runtime.load(std::memory_order_relaxed)) return known;
-  void* library = multigemm::gpu::loaded_library("libamdhip64");
+  void* library = multigemm::gpu::loaded_library("libamdhip64", "hipGetDevice");
   if (!library) return nullptr;
   auto* register_binary = look_up<RegisterBinary>(library, "__hipRegisterFatBinary");
   auto* register_kernel = look_up<RegisterKernel>(library, "__hipRegisterFunction");

@@ -11,7 +11,7 @@ namespace multigemm {
 namespace gpu {
 
 // A handle of the loaded library whose file is called `stem`, then '.' or '-', then anything; null if there is none.
-inline void* loaded_library(const char* stem) {
+inline void* library_called(const char* stem) {
   struct Search {
     const char* stem;
     std::string path;
@@ -28,6 +28,16 @@ inline void* loaded_library(const char* stem) {
       },
       &search);
   return search.path.empty() ? nullptr : dlopen(search.path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+}
+
+// A handle that has the functions of a library, `name` one of them: first what PyTorch's own library was linked with,
+// since a process may hold another copy, of the system, whose streams and memory are not PyTorch's.
+inline void* loaded_library(const char* stem, const char* name) {
+  for (const char* torch : {"libtorch_hip", "libc10_hip"}) {
+    void* library = library_called(torch);
+    if (library && dlsym(library, name)) return library;
+  }
+  return library_called(stem);
 }
 
 }  // namespace gpu

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not WHEEL.installed, reason="multigemm-rocm is not installed"),
     pytest.mark.skipif(torch.version.hip is not None, reason="this PyTorch has ROCm"),
 ]
+COPIES = {"libtheirhip.so": (), "libtheirblas.so": ("-DBLAS",)}
 SOURCE = Path(__file__).with_name("hip_stand_in.c")
 STREAM, OTHER_STREAM = 0x5000, 0x6000
 CALL = f"""
@@ -76,7 +77,18 @@ def stand_ins(tmp_path_factory):
         subprocess.run([*command, f"-Wl,-soname,{path.name}", "-o", str(path), str(SOURCE)], check=True)
         return str(path)
 
+    # What PyTorch is linked with: a runtime and a hipBLAS of its own, under its own library's name.
+    theirs = [build(f"torch/{name}", *flags) for name, flags in COPIES.items()]
+    torch_hip = folder / "torch" / "libtorch_hip.so"
+    links = [f"-l:{Path(path).name}" for path in theirs]
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", str(torch_hip), "-Wl,--no-as-needed"]
+    rpath = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN"]
+    subprocess.run([*command, f"-L{torch_hip.parent}", *links, *rpath], check=True)
+
     return {
+        "torch": str(torch_hip),
+        "torch_hip": theirs[0],
+        "torch_blas": theirs[1],
         "hip": build("libamdhip64.so.7"),
         # As PyTorch's wheels rename their copies.
         "renamed": build("libamdhip64-0123abcd.so"),
@@ -286,3 +298,27 @@ def test_sizes_on_the_device_are_read_back_on_the_calls_stream(stand_ins):
     assert shown["result"][0] == 0
     assert f"copy 24 kind 2 stream {STREAM:#x}" in shown["log"]
     assert f"synchronize stream {STREAM:#x}" in shown["log"]
+
+
+def test_what_pytorch_is_linked_with_goes_before_other_copies(stand_ins):
+    """A process with two runtimes: PyTorch's own, under another name, and the system's, loaded before it."""
+    code = (
+        LOAD.format(hip=stand_ins["hip"])
+        + LOAD_BLAS.format(blas=stand_ins["blas"])
+        + f"""
+ctypes.CDLL({stand_ins["torch"]!r})
+theirs, their_log = load({stand_ins["torch_hip"]!r}, "hip_log")
+their_blas, their_blas_log = load({stand_ins["torch_blas"]!r}, "hipblas_log")
+"""
+        + OPEN
+        + CALL
+        + """
+results = [call("simt")[0], *call("blas")]
+show(results=results, system=hip_log() + hipblas_log(), torch=their_log(), blas=their_blas_log())
+"""
+    )
+    shown = run_here(code)
+    assert shown["results"] == [0, 0, "", True]
+    assert shown["system"] == []
+    assert any(line.startswith("launch") for line in shown["torch"])
+    assert any("gemm" in line for line in shown["blas"])
