@@ -149,16 +149,16 @@ void route_backward(Tensor grad_weights, Tensor logits, Tensor experts, Tensor o
   call.finish(MG_NAME(mg_moe_route_backward)(&p), "moe_route_backward", p.tokens, p.experts);
 }
 
-void spread(Tensor x, Tensor permutation, Tensor ends, std::optional<Tensor> weights, std::optional<Tensor> other,
+void spread(Tensor x, Tensor inverse, Tensor ends, std::optional<Tensor> weights, std::optional<Tensor> other,
             std::optional<Tensor> out, std::optional<Tensor> dots, int64_t k) {
   const Call call(x, k);
   mg_moe_rows_problem p{};
-  const int64_t slots = permutation.size(0);
+  const int64_t slots = inverse.size(0);
   call.begin(p, slots, ends.size(0));
   p.width = x.size(x.dim() - 1);
   p.from_dtype = p.out_dtype = p.other_dtype = float_of("x", x);
   p.from = call.matrix("x", x, p.tokens, p.width, &p.from_row);
-  p.places = call.places("permutation", permutation, slots);
+  p.inverse = call.places("inverse", inverse, slots);
   p.ends = call.places("ends", ends, p.experts);
   const ScalarType wide = wide_of(p.from_dtype);
   p.weights = call.slots("weights", weights, p.tokens, wide);
@@ -183,7 +183,7 @@ void collect(Tensor rows, Tensor inverse, Tensor ends, std::optional<Tensor> wei
   p.width = rows.size(rows.dim() - 1);
   p.from_dtype = p.other_dtype = float_of("rows", rows);
   p.from = call.matrix("rows", rows, slots, p.width, &p.from_row);
-  p.places = call.places("inverse", inverse, slots);
+  p.inverse = call.places("inverse", inverse, slots);
   p.ends = call.places("ends", ends, p.experts);
   p.weights = call.slots("weights", weights, p.tokens, wide_of(p.from_dtype));
   if (other) {

@@ -70,7 +70,7 @@ void check_rows(const mg_moe_rows_problem* p) {
   check_float("other_dtype", p->other_dtype);
   if (p->tokens == 0) return;
   check_there("from", p->from);
-  check_there("places", p->places);
+  check_there("inverse", p->inverse);
   check_there("ends", p->ends);
 }
 

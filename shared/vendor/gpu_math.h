@@ -71,6 +71,22 @@ MG_DEVICE float error_function(float x) { return erff(x); }
 MG_DEVICE float tangens_hyperbolicus(float x) { return tanhf(x); }
 #endif
 
+// Within some 1e-6 of the value, for what is rounded to two bytes.
+MG_DEVICE float fast_exponential(float x) {
+#if defined(__CUDA_ARCH__)
+  return __expf(x);
+#else
+  return exponential(x);
+#endif
+}
+MG_DEVICE float fast_quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(a, b);
+#else
+  return a / b;
+#endif
+}
+
 // Two-byte numbers by their bits, rounded to nearest, ties to even; NaN stays NaN.
 MG_DEVICE float widen_bfloat(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;

@@ -336,3 +336,27 @@ def test_a_wrong_option_is_one_sentence(arguments: list[str], message: str) -> N
     assert done.exit_code == 2
     assert message in done.stderr
     assert isinstance(done.exception, SystemExit)
+
+
+def test_layers_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic "moe": rows of both operations, values checked, missing peers named with a reason."""
+    pytest.importorskip("pydantic")
+    from multigemm.cli.bench import command, layers, results, timing
+
+    tiny = layers.Layer("tiny", 16, 8, 4, 2)
+    monkeypatch.setattr(layers, "layers", lambda names, kind: ([tiny], [1, 512]))
+    monkeypatch.setattr(timing, "ceilings", lambda device, dtypes: (dict.fromkeys(dtypes, 1.0), 1.0))
+    path = tmp_path / "moe.json"
+    options = command.Options(device="cpu", repeats=1, budget_s=0.0, json=path)
+    assert layers.run(options) == 0
+    found = results.read(path)
+    assert [(r.case, r.sizes, r.op) for r in found.rows] == [
+        ("tiny", "1", "forward"), ("tiny", "512", "forward"), ("tiny", "512", "forward+backward"),
+    ]  # fmt: skip
+    for row in found.rows:
+        assert row.ours_ms > 0 and row.rel_err < 1e-5 and row.peak_bytes is not None
+        assert set(row.peers) >= {"torch"} and row.kernel.endswith("moe")
+    assert found.rows[2].floor_ms == pytest.approx(3 * found.rows[1].floor_ms, rel=1e-3)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="there is no layer 'none'; there are: qwen3-30b"):
+        layers.layers(["none"], "cpu")

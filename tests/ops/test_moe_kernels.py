@@ -91,7 +91,7 @@ ROUTERS = {
 @pytest.mark.parametrize("experts", [16, 40, 132, 260, 1024])
 @pytest.mark.parametrize("variant", ROUTERS)
 def test_router(variant: str, experts: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Selection, weights and gradient, of logits that are all different and not next to each other."""
+    """Selection, weights and gradient, where no rounding decides."""
     settings = {
         "hidden_size": 1,
         "intermediate_size": 1,
@@ -101,34 +101,43 @@ def test_router(variant: str, experts: int, dtype: torch.dtype, device: torch.de
     }
     config = MoEConfig(**settings)
     for tokens in (0, 1, 67):
-        turns = (
-            torch.stack([torch.randperm(experts) for _ in range(tokens)])
-            if tokens
-            else torch.empty(0, experts)
-        )
-        logits = (turns * (8 / experts) - 4).to(dtype)
-        if dtype in (torch.bfloat16, torch.float16) and experts > 132:
-            logits = (turns - experts // 2).to(dtype)  # exact, and far apart
+        turns = torch.rand(tokens, experts).argsort(-1)
+        logits = (4 - (1 + turns).log2()).to(dtype)  # the largest are far apart in any dtype
         bias = torch.linspace(0, 1e-3, experts) if config.score_correction_bias else None
+        logits = logits[_clear(logits, bias, config)]
+        assert len(logits) >= tokens // 2
         ours = logits.clone().to(device).requires_grad_()
         theirs = logits.clone().double().requires_grad_()
         routing, places = NativeMoE(config)._route(ours, None if bias is None else bias.to(device))
         expected = route(theirs, config, bias)
-        distinct = (
-            logits.double().sigmoid() if config.score_function == "sigmoid" else logits.double().softmax(-1)
-        )
         wide = routing.weights.dtype
         assert wide == (torch.float64 if dtype == torch.float64 else torch.float32)
-        if tokens and (distinct.to(wide).sort(-1).values.diff().min() <= 0):
-            continue  # scores that round to the same: either may be taken
         assert torch.equal(routing.experts.cpu(), expected.experts)
         close(routing.weights, expected.weights, wide, 64)
         order = _composed.order(expected.experts, experts)
         assert all(torch.equal(a.cpu(), b) for a, b in zip(places[:3], order[:3], strict=True))
-        g = random(tokens, 6, device=torch.device("cpu"))
+        g = random(len(logits), 6, device=torch.device("cpu"))
         routing.weights.backward(g.to(device, wide))
         expected.weights.backward(g)
         close(ours.grad, theirs.grad, dtype, 64)
+
+
+def _clear(logits: torch.Tensor, bias: torch.Tensor | None, config: MoEConfig) -> torch.Tensor:
+    """[T], whether the experts and groups to take are so far from the next that no rounding decides."""
+    scores = logits.double().sigmoid() if config.score_function == "sigmoid" else logits.double().softmax(-1)
+    choice = scores if bias is None else scores + bias
+    apart = torch.ones(len(logits), dtype=torch.bool)
+    if config.num_expert_groups > 1 and len(logits):
+        grouped = choice.unflatten(1, (config.num_expert_groups, -1))
+        highest = grouped.sort(-1, descending=True).values
+        best = highest[..., :2].sum(-1) if config.group_score == "top2_sum" else highest[..., 0]
+        ordered = best.sort(-1, descending=True)
+        apart = ordered.values[:, config.top_k_groups - 1] - ordered.values[:, config.top_k_groups] > 1e-5
+        barred = ordered.indices[:, config.top_k_groups :]
+        mask = torch.zeros_like(best, dtype=torch.bool).scatter(1, barred, True)
+        choice = grouped.masked_fill(mask.unsqueeze(-1), 0).flatten(1)
+    top = choice.sort(-1, descending=True).values[:, : config.top_k + 1]
+    return apart & (top.diff().abs() > 1e-5).all(-1)
 
 
 def test_equal_scores_take_the_first(device: torch.device) -> None:

@@ -56,10 +56,9 @@ typedef struct mg_moe_route_problem {
   const mg_host* host; /* may be null */
 } mg_moe_route_problem;
 
-/* mg_moe_spread: out[p] = weight(p) from[permutation[p] / k], and dots[permutation[p]] = <from[..], other[p]>; `out` or
- * `dots` may be null. Places from ends[E - 1] on get zeros.
- * mg_moe_collect: out[t] = sum over j in order of weights[t, j] from[inverse[t k + j]], plus other[t], rounded once;
- * dropped slots add nothing, whatever their weights. */
+/* mg_moe_spread: out[inverse[s]] = weights[s] from[s / k], and dots[s] = <from[s / k], other[inverse[s]]>; `out` or
+ * `dots` may be null. Places from ends[E - 1] on get zeros. mg_moe_collect: out[t] = sum over j in order of weights[t,
+ * j] from[inverse[t k + j]], plus other[t], rounded once; dropped slots add nothing, whatever their weights. */
 typedef struct mg_moe_rows_problem {
   int64_t struct_size;
   int64_t tokens, experts, top_k, width;
@@ -69,9 +68,9 @@ typedef struct mg_moe_rows_problem {
   int64_t out_row;
   const void* other; /* may be null */
   int64_t other_row;
-  const void* weights;   /* [T, k], wide; null counts as ones */
-  void* dots;            /* [T, k], wide */
-  const int32_t* places; /* permutation for spread, inverse for collect */
+  const void* weights; /* [T, k], wide; null counts as ones */
+  void* dots;          /* [T, k], wide */
+  const int32_t* inverse;
   const int32_t* ends;
   int32_t from_dtype, out_dtype, other_dtype;
   int32_t device;

@@ -21,15 +21,16 @@ struct Point {
   A value, slope;
 };
 
-template <class A>
+template <bool kCoarse, class A>
 MG_DEVICE A sigmoid(A x) {
+  if constexpr (kCoarse) return gpu::fast_quotient(1.0f, 1.0f + gpu::fast_exponential(-x));
   return A(1) / (A(1) + gpu::exponential(-x));
 }
 
 // The slope is not computed where nobody reads it: all of this is inlined.
-template <class A>
+template <bool kCoarse, class A>
 MG_DEVICE Point<A> silu(A x) {
-  const A s = sigmoid(x);
+  const A s = sigmoid<kCoarse>(x);
   return {x * s, s * (A(1) + x * (A(1) - s))};
 }
 template <class A>
@@ -37,10 +38,11 @@ MG_DEVICE Point<A> gelu(A x) {
   const A area = A(0.5) * (A(1) + gpu::error_function(x * A(0.7071067811865476)));
   return {x * area, area + x * A(0.3989422804014327) * gpu::exponential(A(-0.5) * x * x)};
 }
-template <class A>
+template <bool kCoarse, class A>
 MG_DEVICE Point<A> gelu_tanh(A x) {
   const A factor = A(0.7978845608028654), cube = A(0.044715), square = x * x;
-  const A t = gpu::tangens_hyperbolicus(factor * (x + cube * x * square));
+  const A z = factor * (x + cube * x * square);
+  const A t = kCoarse ? A(2) * sigmoid<kCoarse>(A(2) * z) - A(1) : gpu::tangens_hyperbolicus(z);
   return {A(0.5) * x * (A(1) + t),
           A(0.5) * (A(1) + t) + A(0.5) * x * (A(1) - t * t) * factor * (A(1) + A(3) * cube * square)};
 }
@@ -58,17 +60,22 @@ template <class A>
 MG_DEVICE Act<A> product(const Point<A>& f, A u) {
   return {f.value * u, f.slope * u, f.value};
 }
-template <class A>
+template <bool kCoarse, class A>
 MG_DEVICE Act<A> act(const mg_moe_activate_problem& p, A g, A u) {
   switch (p.activation) {
-    case MG_MOE_SILU: return product(silu(g), u);
+    case MG_MOE_SILU: return product(silu<kCoarse>(g), u);
     case MG_MOE_GELU: return product(gelu(g), u);
-    case MG_MOE_GELU_TANH: return product(gelu_tanh(g), u);
+    case MG_MOE_GELU_TANH: return product(gelu_tanh<kCoarse>(g), u);
     case MG_MOE_RELU: return product(relu(g), u);
     default: {
       const A limit = A(p.limit), alpha = A(p.alpha);
       const bool g_over = g > limit, u_over = u > limit, u_under = u < -limit;
-      const A x = g_over ? limit : g, y = (u_over ? limit : u_under ? -limit : u) + A(1), s = sigmoid(alpha * x);
+      const A x = g_over ? limit : g,
+              y = (u_over    ? limit
+                   : u_under ? -limit
+                             : u) +
+                  A(1),
+              s = sigmoid<kCoarse>(alpha * x);
       return {y * x * s, g_over ? A(0) : y * s * (A(1) + alpha * x * (A(1) - s)), u_over || u_under ? A(0) : x * s};
     }
   }
@@ -76,7 +83,7 @@ MG_DEVICE Act<A> act(const mg_moe_activate_problem& p, A g, A u) {
 
 struct ActivateArguments {
   mg_moe_activate_problem p;
-  int64_t packs, tiles, units;
+  int64_t packs, tile, tiles, units;
 };
 
 // The two packs of h that pack `at` of the result needs, or one where plain.
@@ -129,24 +136,25 @@ MG_KERNEL void activate(ActivateArguments a) {
   const int lane = gpu::lane_index();
   const int32_t live = p.ends[p.experts - 1];
   for (int64_t unit = team_number(); unit < a.units; unit += team_total()) {
-    const int64_t place = unit / a.tiles, start = unit % a.tiles * kTile;
+    const int64_t place = unit / a.tiles, start = unit % a.tiles * a.tile;
+    const int64_t last = start + a.tile < a.packs ? start + a.tile : a.packs;
     const A weight = p.weights && place < live ? static_cast<const A*>(p.weights)[p.permutation[place]] : A(1);
     Pair<P> raw[kPacks];
     MG_UNROLL
     for (int i = 0; i < kPacks; ++i) {
       const int64_t at = start + i * gpu::kLanes + lane;
-      if (at < a.packs && place < live) raw[i] = read_pair<P>(a, place, at);
+      if (at < last && place < live) raw[i] = read_pair<P>(a, place, at);
     }
     MG_UNROLL
     for (int i = 0; i < kPacks; ++i) {
       const int64_t at = start + i * gpu::kLanes + lane;
-      if (at >= a.packs) continue;
+      if (at >= last) continue;
       A values[P::kCount] = {};
       if (place < live) {
         A g[P::kCount], u[P::kCount];
         unpack_pair<P>(p, raw[i], g, u);
         MG_UNROLL
-        for (int c = 0; c < P::kCount; ++c) values[c] = weight * act(p, g[c], u[c]).value;
+        for (int c = 0; c < P::kCount; ++c) values[c] = weight * act<P::kCoarse>(p, g[c], u[c]).value;
       }
       P::write(p.out, p.dtype, place * p.width, at, values);
     }
@@ -165,7 +173,7 @@ MG_KERNEL void activate_backward(ActivateArguments a) {
     const int32_t slot = p.permutation[place];
     const bool dead = place >= live;
     const A weight = p.weights && !dead ? static_cast<const A*>(p.weights)[slot] : A(1);
-    const int64_t first = piece * kTile, last = a.tiles == 1 || first + kTile > a.packs ? a.packs : first + kTile;
+    const int64_t first = piece * a.tile, last = first + a.tile < a.packs ? first + a.tile : a.packs;
     A dot = A(0);
     for (int64_t at = first + lane; at < last; at += gpu::kLanes) {
       A g_grad[n] = {}, u_grad[n] = {}, out[n] = {};
@@ -176,7 +184,7 @@ MG_KERNEL void activate_backward(ActivateArguments a) {
         unpack_pair<P>(p, raw, g, u);
         MG_UNROLL
         for (int c = 0; c < n; ++c) {
-          const Act<A> f = act(p, g[c], u[c]);
+          const Act<A> f = act<P::kCoarse>(p, g[c], u[c]);
           dot += d[c] * f.value;
           out[c] = weight * f.value;
           g_grad[c] = weight * d[c] * f.gate;
@@ -203,8 +211,9 @@ inline bool in_packs(const mg_moe_activate_problem& p) {
 inline int launch_activate(const mg_moe_activate_problem& p, const gpu::Queue& queue) {
   return with_packs(in_packs(p), p.dtype, [&](auto pack) {
     using P = decltype(pack);
-    ActivateArguments a{p, p.width / P::kCount, 1, 0};
-    a.tiles = (a.packs + kTile - 1) / kTile;
+    ActivateArguments a{p, p.width / P::kCount, 0, 0, 0};
+    a.tile = tile_for(p.tokens * p.top_k, a.packs);
+    a.tiles = (a.packs + a.tile - 1) / a.tile;
     a.units = p.tokens * p.top_k * a.tiles;
     return gpu::launch(activate<P>, blocks_for(a.units), kRowThreads, queue, a);
   });
@@ -213,8 +222,9 @@ inline int launch_activate(const mg_moe_activate_problem& p, const gpu::Queue& q
 inline int launch_activate_backward(const mg_moe_activate_problem& p, const gpu::Queue& queue) {
   return with_packs(in_packs(p), p.dtype, [&](auto pack) {
     using P = decltype(pack);
-    ActivateArguments a{p, p.width / P::kCount, 1, 0};
-    if (!p.grad_weights && a.packs > kTile) a.tiles = (a.packs + kTile - 1) / kTile;  // else one team sums a row
+    ActivateArguments a{p, p.width / P::kCount, 0, 0, 0};
+    a.tile = p.grad_weights ? a.packs : tile_for(p.tokens * p.top_k, a.packs);  // one team sums a whole row
+    a.tiles = (a.packs + a.tile - 1) / a.tile;
     a.units = p.tokens * p.top_k * a.tiles;
     return gpu::launch(activate_backward<P>, blocks_for(a.units), kRowThreads, queue, a);
   });

@@ -63,6 +63,7 @@ struct Packed {
   using A = typename Wide<T>::type;
   using Raw = Word16;
   static constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  static constexpr bool kCoarse = sizeof(T) == 2;  // results are rounded to two bytes
 
   // The pack `index` of the row that begins at element `row`.
   static MG_DEVICE Raw read(const void* data, int32_t, int64_t row, int64_t index) {
@@ -89,6 +90,7 @@ struct Single {
   using A = Type;
   using Raw = Type;
   static constexpr int kCount = 1;
+  static constexpr bool kCoarse = false;
 
   static MG_DEVICE Raw read(const void* data, int32_t dtype, int64_t row, int64_t index) {
     return simt::load<A>(data, dtype, row + index);
@@ -111,6 +113,15 @@ inline int64_t blocks_for(int64_t units) {
 #else
   return units < 16 ? units : 16;  // few, because starting one costs more than a piece of work
 #endif
+}
+// Packs of a row for one team: fewer where all teams would not have work.
+inline int64_t tile_for(int64_t rows, int64_t packs) {
+#if defined(MG_GPU)
+  if (rows * ((packs + kTile - 1) / kTile) < 2048) return gpu::kLanes;
+#endif
+  (void)rows;
+  (void)packs;
+  return kTile;
 }
 // On the host a block of kernels without a barrier is one thread, whose loops are then plain ones.
 #if defined(MG_GPU)

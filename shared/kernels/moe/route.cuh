@@ -17,13 +17,7 @@ namespace moe {
 
 constexpr int kFewTokens = 64, kFewSlots = 1024;
 constexpr int kMostChunks = 256;
-constexpr int kChunkTokens = 32;                // at least
-constexpr int kBins = MG_MOE_MOST_EXPERTS + 1;  // the last one used is that of dropped slots
-#if defined(MG_GPU)
-constexpr int kRouteThreads = kThreads;
-#else
-constexpr int kRouteThreads = 4;  // fibers, so that barriers are exercised
-#endif
+constexpr int kChunkTokens = 32;  // at least
 
 struct RouteArguments {
   mg_moe_route_problem p;
@@ -32,7 +26,9 @@ struct RouteArguments {
   int64_t chunks;
 };
 
+template <int kItems>
 struct OrderRoom {
+  static constexpr int kTeams = Shape<kItems>::kTeams, kBins = Shape<kItems>::kBins;
   int32_t counts[kTeams][kBins];  // by team; then how many of a bin come before the team's
   int32_t starts[kBins];          // place of a bin's first slot
 };
@@ -55,8 +51,8 @@ MG_DEVICE int32_t bin_of(int64_t expert, int64_t experts) {
 
 // room.counts[team][bin] = slots of this chunk in that bin before the team's. `total(bin, count)` is given each bin's
 // number of slots, by one thread. Ends with a barrier.
-template <class BinOf, class Total>
-MG_DEVICE void count_bins(int bins, int64_t slots, OrderRoom& room, const BinOf& bin_of_slot, const Total& total) {
+template <class Room, class BinOf, class Total>
+MG_DEVICE void count_bins(int bins, int64_t slots, Room& room, const BinOf& bin_of_slot, const Total& total) {
   const int teams = static_cast<int>(blockDim.x) / gpu::kLanes, team = static_cast<int>(threadIdx.x) / gpu::kLanes;
   for (int i = static_cast<int>(threadIdx.x); i < teams * bins; i += static_cast<int>(blockDim.x))
     room.counts[i / bins][i % bins] = 0;
@@ -100,8 +96,8 @@ MG_DEVICE void scan_starts(int bins, int32_t* starts) {
 }
 
 // Gives each slot of the chunk its place; uses up room.counts. Ends with a barrier.
-template <class BinOf, class Put>
-MG_DEVICE void place_slots(int64_t slots, OrderRoom& room, const BinOf& bin_of_slot, const Put& put) {
+template <class Room, class BinOf, class Put>
+MG_DEVICE void place_slots(int64_t slots, Room& room, const BinOf& bin_of_slot, const Put& put) {
   const int team = static_cast<int>(threadIdx.x) / gpu::kLanes;
   const Stretch mine = stretch_of_team(slots);
   for (int64_t start = mine.first; start < mine.last; start += gpu::kLanes) {
@@ -158,8 +154,8 @@ MG_DEVICE void copy_tokens(const mg_moe_route_problem& p, int64_t first, int64_t
 // All of it for few tokens: each block finds the order for itself and copies its share; the first one writes the rest.
 template <class A, int kItems>
 MG_KERNEL void route_few(RouteArguments a) {
-  MG_SHARED OrderRoom room;
-  MG_SHARED SelectRoom<A> select;
+  MG_SHARED OrderRoom<kItems> room;
+  MG_SHARED SelectRoom<A, Shape<kItems>::kTeams> select;
   MG_SHARED int16_t slot_bins[kFewSlots];
   MG_SHARED int32_t places[kFewSlots];
   const mg_moe_route_problem& p = a.p;
@@ -198,8 +194,8 @@ MG_KERNEL void route_few(RouteArguments a) {
 // The first of two launches: selects, and counts the experts of each chunk.
 template <class A, int kItems>
 MG_KERNEL void route_select(RouteArguments a) {
-  MG_SHARED OrderRoom room;
-  MG_SHARED SelectRoom<A> select;
+  MG_SHARED OrderRoom<kItems> room;
+  MG_SHARED SelectRoom<A, Shape<kItems>::kTeams> select;
   const mg_moe_route_problem& p = a.p;
   const int64_t first = blockIdx.x * a.chunk_tokens;
   const int64_t last = first + a.chunk_tokens < p.tokens ? first + a.chunk_tokens : p.tokens;
@@ -219,33 +215,46 @@ MG_KERNEL void route_select(RouteArguments a) {
       [&](int bin, int32_t count) { counts[bin] = count; });
 }
 
+// sums[bin] = slots of the chunks below `chunks` in that bin, by all teams. Ends with a barrier.
+template <class Room>
+MG_DEVICE void add_chunks(const int32_t* counts, int chunks, int bins, Room& room, int32_t* sums) {
+  const int teams = static_cast<int>(blockDim.x) / gpu::kLanes, team = static_cast<int>(threadIdx.x) / gpu::kLanes;
+  for (int bin = gpu::lane_index(); bin < bins; bin += gpu::kLanes) {
+    int32_t sum = 0;
+    MG_UNROLL
+    for (int chunk = team; chunk < chunks; chunk += teams) sum += counts[chunk * bins + bin];
+    room.counts[team][bin] = sum;
+  }
+  __syncthreads();
+  for (int bin = static_cast<int>(threadIdx.x); bin < bins; bin += static_cast<int>(blockDim.x)) {
+    int32_t sum = 0;
+    for (int t = 0; t < teams; ++t) sum += room.counts[t][bin];
+    sums[bin] = sum;
+  }
+  __syncthreads();
+}
+
 // The second: adds up the chunks' counts, places the slots of a chunk and copies its tokens.
-MG_KERNEL static void route_place(RouteArguments a) {
-  MG_SHARED OrderRoom room;
+template <int kItems>
+MG_KERNEL void route_place(RouteArguments a) {
+  MG_SHARED OrderRoom<kItems> room;
+  MG_SHARED int32_t before[Shape<kItems>::kBins];
   const mg_moe_route_problem& p = a.p;
   const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const int bins = static_cast<int>(p.experts) + 1;
-  const int64_t first = blockIdx.x * a.chunk_tokens;
+  const int bins = static_cast<int>(p.experts) + 1, chunk = static_cast<int>(blockIdx.x);
+  const int64_t first = chunk * a.chunk_tokens;
   const int64_t last = first + a.chunk_tokens < p.tokens ? first + a.chunk_tokens : p.tokens;
   const int64_t first_slot = first * p.top_k;
   const auto bin_of_slot = [&](int64_t slot) { return bin_of(p.expert_ids[first_slot + slot], p.experts); };
-  count_bins(bins, (last - first) * p.top_k, room, bin_of_slot, [](int, int32_t) {});
-  for (int bin = thread; bin < bins; bin += threads) {
-    int32_t all = 0, before = 0;
-    MG_UNROLL
-    for (int chunk = 0; chunk < static_cast<int>(a.chunks); ++chunk) {
-      const int32_t count = a.counts[chunk * bins + bin];
-      all += count;
-      before += chunk < static_cast<int>(blockIdx.x) ? count : 0;
-    }
-    room.starts[bin] = all;
-    for (int t = 0; t < threads / gpu::kLanes; ++t) room.counts[t][bin] += before;
-  }
-  __syncthreads();
+  add_chunks(a.counts, static_cast<int>(a.chunks), bins, room, room.starts);
+  add_chunks(a.counts, chunk, bins, room, before);
   scan_starts(bins, room.starts);
-  if (blockIdx.x == 0)
+  if (chunk == 0)
     for (int e = thread; e + 1 < bins; e += threads) p.ends[e] = room.starts[e + 1];
   const int32_t live = room.starts[bins - 1];
+  count_bins(bins, (last - first) * p.top_k, room, bin_of_slot, [&](int bin, int32_t) {
+    for (int t = 0; t < threads / gpu::kLanes; ++t) room.counts[t][bin] += before[bin];
+  });
   place_slots((last - first) * p.top_k, room, bin_of_slot, [&](int64_t slot, int32_t place) {
     p.inverse[first_slot + slot] = place;
     p.permutation[place] = static_cast<int32_t>(first_slot + slot);
@@ -274,18 +283,19 @@ inline int64_t route_room(const mg_moe_route_problem& p) {
 template <class A, int kItems>
 int launch_route_of(const RouteArguments& a, const gpu::Queue& queue) {
   const mg_moe_route_problem& p = a.p;
+  constexpr int threads = Shape<kItems>::kThreads;
   if (!is_few(p)) {
-    const int error = gpu::launch(route_select<A, kItems>, a.chunks, kRouteThreads, queue, a);
-    return error ? error : gpu::launch(route_place, a.chunks, kRouteThreads, queue, a);
+    const int error = gpu::launch(route_select<A, kItems>, a.chunks, threads, queue, a);
+    return error ? error : gpu::launch(route_place<kItems>, a.chunks, threads, queue, a);
   }
 #if defined(MG_GPU)
   const int64_t units = p.x ? p.tokens * ((p.width * bytes_of(p.x_dtype) + 16 * kTile - 1) / (16 * kTile)) : 0;
-  const int64_t wanted = (units + kTeams - 1) / kTeams + (units == 0);
+  const int64_t teams = threads / gpu::kLanes, wanted = (units + teams - 1) / teams + (units == 0);
   const int64_t blocks = wanted < kMostChunks ? wanted : kMostChunks;
 #else
   const int64_t blocks = 1;
 #endif
-  return gpu::launch(route_few<A, kItems>, blocks, kRouteThreads, queue, a);
+  return gpu::launch(route_few<A, kItems>, blocks, threads, queue, a);
 }
 
 // Calls f with the type of the scores and the experts of a lane.

@@ -12,7 +12,19 @@
 namespace multigemm {
 namespace moe {
 
-constexpr int kTeams = kThreads / 32;  // of a block, at most
+// Threads, teams and bins (experts and what is dropped) of a block, by the experts that a lane has.
+template <int kItems>
+struct Shape {
+#if defined(MG_GPU) && !defined(__HIP__)
+  static constexpr int kThreads = kItems <= 8 ? 512 : 256;
+#elif defined(MG_GPU)
+  static constexpr int kThreads = 256;
+#else
+  static constexpr int kThreads = 4;  // fibers, so that barriers are exercised
+#endif
+  static constexpr int kTeams = kThreads / gpu::kLanes;
+  static constexpr int kBins = kItems * gpu::kLanes + 1;
+};
 
 // More experts than in common models are kept in memory instead of registers: a fraction of the code.
 #if defined(__HIP__)
@@ -40,7 +52,13 @@ MG_DEVICE uint64_t order_key(double value) {
 }
 constexpr uint32_t kTaken = 0, kBarred = 1;
 
-template <class A>
+// Few items are looped over without a branch, so that their loads are on the way together.
+template <int kItems>
+MG_DEVICE bool goes_on(int i, int experts) {
+  return i < kItems && (kItems <= 8 || i * gpu::kLanes < experts);
+}
+
+template <class A, int kTeams>
 struct SelectRoom {
   int32_t expert[kTeams][MG_MOE_MOST_SLOTS];
   A score[kTeams][MG_MOE_MOST_SLOTS];
@@ -58,21 +76,35 @@ MG_DEVICE A infinity() {
   return A(__builtin_inf());
 }
 
+template <class T, class A, int kItems>
+MG_DEVICE void load_logits(const mg_moe_route_problem& p, int64_t row, A (&values)[kItems]) {
+  const T* from = static_cast<const T*>(p.logits) + row;
+  const int experts = static_cast<int>(p.experts);
+  MG_UNROLL_ITEMS
+  for (int i = 0; goes_on<kItems>(i, experts); ++i) {
+    const int e = i * gpu::kLanes + gpu::lane_index();
+    values[i] = e < experts ? static_cast<A>(widen(from[e * p.logits_stride[1]])) : -infinity<A>();
+  }
+}
+
 template <class A, int kItems>
 MG_DEVICE void compute_scores(const mg_moe_route_problem& p, int64_t token, Scores<A, kItems>& s) {
   const int lane = gpu::lane_index(), experts = static_cast<int>(p.experts);
   const int64_t row = token * p.logits_stride[0];
+  switch (p.dtype) {
+    case MG_FLOAT64: load_logits<double>(p, row, s.values); break;
+    case MG_FLOAT32: load_logits<float>(p, row, s.values); break;
+    case MG_FLOAT16: load_logits<Half>(p, row, s.values); break;
+    default: load_logits<Bfloat>(p, row, s.values);
+  }
   s.top = -infinity<A>();
   MG_UNROLL_ITEMS
-  for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
-    const int e = i * gpu::kLanes + lane;
-    s.values[i] = e < experts ? simt::load<A>(p.logits, p.dtype, row + e * p.logits_stride[1]) : -infinity<A>();
+  for (int i = 0; goes_on<kItems>(i, experts); ++i)
     if (s.values[i] > s.top) s.top = s.values[i];
-  }
   s.sum = A(0);
   if (p.score == MG_MOE_SOFTMAX) s.top = gpu::team_max(s.top);
   MG_UNROLL_ITEMS
-  for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
+  for (int i = 0; goes_on<kItems>(i, experts); ++i) {
     const int e = i * gpu::kLanes + lane;
     if (p.score == MG_MOE_SIGMOID)
       s.values[i] = A(1) / (A(1) + gpu::exponential(-s.values[i]));
@@ -83,7 +115,7 @@ MG_DEVICE void compute_scores(const mg_moe_route_problem& p, int64_t token, Scor
   if (p.score != MG_MOE_SOFTMAX) return;
   s.sum = gpu::team_sum(s.sum);
   MG_UNROLL_ITEMS
-  for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) s.values[i] /= s.sum;
+  for (int i = 0; goes_on<kItems>(i, experts); ++i) s.values[i] /= s.sum;
 }
 
 // Of all lanes, the largest key with the smallest index among equal ones.
@@ -100,7 +132,7 @@ MG_DEVICE uint64_t best_groups(const mg_moe_route_problem& p, const A* choice, A
   for (int q = 0; q < p.expert_groups; ++q) {
     A first = -infinity<A>(), second = -infinity<A>();
     MG_UNROLL_ITEMS
-    for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
+    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
       const int e = i * gpu::kLanes + lane;
       if (e >= experts || e / size != q) continue;
       if (choice[i] > first) {
@@ -138,8 +170,8 @@ MG_DEVICE uint64_t best_groups(const mg_moe_route_problem& p, const A* choice, A
 }
 
 // Selects the experts of one token. Lane j mod kLanes gives slot j's expert and weight to `put`.
-template <class A, int kItems, class Put>
-MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, SelectRoom<A>& room, const Put& put) {
+template <class A, int kItems, int kTeams, class Put>
+MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, SelectRoom<A, kTeams>& room, const Put& put) {
   const int lane = gpu::lane_index(), experts = static_cast<int>(p.experts), k = static_cast<int>(p.top_k);
   const int team = static_cast<int>(threadIdx.x) / gpu::kLanes;
   Scores<A, kItems> s;
@@ -148,7 +180,7 @@ MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, Select
   {
     A choice[kItems];
     MG_UNROLL_ITEMS
-    for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
+    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
       const int e = i * gpu::kLanes + lane;
       choice[i] = s.values[i];
       if (p.correction && e < experts) choice[i] += static_cast<const A*>(p.correction)[e];
@@ -157,7 +189,7 @@ MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, Select
     const uint64_t kept = grouped ? best_groups<A, kItems>(p, choice, room.group[team]) : ~uint64_t{0};
     const int size = grouped ? experts / p.expert_groups : experts;
     MG_UNROLL_ITEMS
-    for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
+    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
       const int e = i * gpu::kLanes + lane;
       keys[i] = order_key(choice[i]);
       if (grouped && e < experts && !(kept >> (e / size) & 1)) keys[i] = kBarred;
@@ -170,7 +202,7 @@ MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, Select
     int mine = 0;
     A score = s.values[0];
     MG_UNROLL_ITEMS
-    for (int i = 1; i < kItems && i * gpu::kLanes < experts; ++i) {
+    for (int i = 1; goes_on<kItems>(i, experts); ++i) {
       if (keys[i] <= key) continue;
       key = keys[i];
       mine = i;
@@ -179,7 +211,7 @@ MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, Select
     const int e = largest(key, mine * gpu::kLanes + lane);
     score = gpu::value_of_lane(score, e % gpu::kLanes);
     MG_UNROLL_ITEMS
-    for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i)
+    for (int i = 0; goes_on<kItems>(i, experts); ++i)
       if (i * gpu::kLanes + lane == e) keys[i] = kTaken;
     total += score;
     if (lane == 0) {
@@ -227,7 +259,7 @@ MG_DEVICE void route_gradient(const mg_moe_route_problem& p, int64_t token) {
     inner += slopes[j] * scores[j];
   }
   MG_UNROLL_ITEMS
-  for (int i = 0; i < kItems && i * gpu::kLanes < experts; ++i) {
+  for (int i = 0; goes_on<kItems>(i, experts); ++i) {
     const int e = i * gpu::kLanes + lane;
     if (e >= experts) continue;
     A slope = A(0);

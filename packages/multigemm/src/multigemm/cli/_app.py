@@ -69,6 +69,7 @@ def bench(
         bool, typer.Option(help="On a GPU, time graph replay where a call can be captured.")
     ] = True,
     implementation: Annotated[str | None, typer.Option(help="Pin the implementation, as use() does.")] = None,
+    topic: Annotated[str, typer.Option(help="grouped_mm, or moe: whole layers of experts.")] = "grouped_mm",
     table: Annotated[
         list[Path] | None, typer.Option(help="Print the Markdown table of a results file; measures nothing.")
     ] = None,
@@ -93,4 +94,10 @@ def bench(
         graph=graph,
         implementation=implementation,
     )
+    if topic == "moe":
+        from .bench import layers
+
+        raise typer.Exit(layers.run(options))
+    if topic != "grouped_mm":
+        raise typer.BadParameter(f"there is no topic {topic!r}; there are: grouped_mm, moe")
     raise typer.Exit(command.run(options))

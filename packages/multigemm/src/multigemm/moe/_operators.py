@@ -156,7 +156,7 @@ def _spread(
     if not _native(x):
         return _composed.spread(x, Places(permutation, inverse, ends, k))
     out = _spread_fake(x, permutation)
-    _ops.native_moe_spread(rows_of(x), permutation, ends, None, None, out, None, k)
+    _ops.native_moe_spread(rows_of(x), inverse, ends, None, None, out, None, k)
     return out
 
 
@@ -236,7 +236,7 @@ def _collect_backward(
         return _composed.collect_backward(gy, rows, weights, Places(permutation, inverse, ends, k))
     grad_rows, dots = _collect_backward_fake(gy, rows, weights)
     _ops.native_moe_spread(
-        rows_of(gy), permutation, ends, weights.contiguous(), rows_of(rows), grad_rows, dots, k
+        rows_of(gy), inverse, ends, weights.contiguous(), rows_of(rows), grad_rows, dots, k
     )
     return grad_rows, dots
 

@@ -37,7 +37,7 @@ LIB.define(
     "int score, bool renormalize, float scale) -> ()"
 )
 LIB.define(
-    "native_moe_spread(Tensor x, Tensor permutation, Tensor ends, Tensor? weights, Tensor? other, "
+    "native_moe_spread(Tensor x, Tensor inverse, Tensor ends, Tensor? weights, Tensor? other, "
     "Tensor(a!)? out, Tensor(b!)? dots, int k) -> ()"
 )
 LIB.define(
