@@ -3,7 +3,7 @@
 //          sums of column l % 16 in the rows 4 (l / 16) + r, in float64 4 r + l / 16. Source: AMD's matrix instruction
 //          calculator, and the ISA guides "CDNA2" and "CDNA3", section "Matrix Arithmetic Instructions".
 // Dtypes:  bfloat16, float16, float32, float32 as TF32 (gfx942; elsewhere as float32), float64.
-// Architectures: gfx90a, gfx942; any other compiler gets the same from the layout above, lane by lane.
+// Architectures: gfx90a, gfx942; the host, which computes the same from the layout above, lane by lane.
 // Limits:  all lanes call it. gfx90a takes subnormal numbers of 16 bits, and gives subnormal sums of them, as zeros.
 #pragma once
 
@@ -83,17 +83,6 @@ struct Float64 {
 
 #if defined(MG_MFMA_EMULATED)
 
-#if defined(__CUDACC__)
-MG_DEVICE int turn() { return 0; }
-MG_DEVICE void wave_barrier(int wave) { asm volatile("bar.sync %0, 64;" ::"r"(wave + 1) : "memory"); }
-MG_DEVICE void end_turn(int wave) { wave_barrier(wave); }
-#else
-// Wavefronts take two shelves in turn, so that one barrier does: whoever fills a shelf again, all have left it.
-inline int turn() { return static_cast<int>(gpu::Block::current->wave_barriers() % 2); }
-inline void wave_barrier(int) { gpu::Block::current->wave_barrier(); }
-inline void end_turn(int) {}
-#endif
-
 // What every lane of every wavefront gives.
 struct Given {
   uint32_t a[2], b[2];
@@ -101,20 +90,21 @@ struct Given {
 
 template <class Kind, class Sums>
 MG_DEVICE void multiply(const uint32_t* a, const uint32_t* b, int words, Sums& sums) {
+  // Wavefronts take two shelves in turn, so that one barrier does: whoever fills a shelf again, all have left it.
   MG_SHARED Given given[2][kThreads];
+  gpu::Block& block = *gpu::Block::current;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWave, wave = thread / kWave;
-  Given* const all = given[turn()] + wave * kWave;
+  Given* const all = given[block.wave_barriers() % 2] + wave * kWave;
   for (int i = 0; i < words; ++i) {
     all[lane].a[i] = a[i];
     all[lane].b[i] = b[i];
   }
-  wave_barrier(wave);
+  block.wave_barrier();
   for (int r = 0; r < 4; ++r)
     for (int k = 0; k < 4 * Kind::kEach; ++k) {
       const int from = 16 * (k / Kind::kEach), at = k % Kind::kEach;
       sums[r] += Kind::value(all[from + Kind::row(lane, r)].a, at) * Kind::value(all[from + lane % 16].b, at);
     }
-  end_turn(wave);
 }
 
 MG_DEVICE void multiply(Bfloat16, const uint32_t* a, const uint32_t* b, FloatSums& sums) {
