@@ -257,6 +257,7 @@ def reproduce(session: nox.Session, backend: str) -> None:
     left_out = shutil.ignore_patterns("__pycache__", "build", "dist", ".*")
     for folder in ("shared", PACKAGES[backend]["folder"]):
         shutil.copytree(ROOT / folder, tree / folder, ignore=left_out)
+    shutil.copy(ROOT / ".gitignore", tree)  # which the sdist carries
     compile_package(session, backend, tree, tree / "dist", tree / "objects")
     for file in sorted((tree / "dist").iterdir()):
         session.run(sys.executable, "ci/reproduce.py", str(DIST / file.name), str(file), external=True)
