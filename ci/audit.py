@@ -39,6 +39,7 @@ FUNCTIONS = (
     "mg_grouped_mm_explain",
     "mg_grouped_mm_wgrad",
     "mg_grouped_mm_wgrad_explain",
+    "mg_indexed_polynomial",
     "mg_moe_route",
     "mg_moe_route_backward",
     "mg_moe_spread",

@@ -19,6 +19,7 @@ get_filename_component(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
 set(MULTIGEMM_GPU_SOURCES
   blas/handles_gpu.cpp
   kernels/grouped_mm/simt.cu
+  kernels/indexed_polynomial/polynomial_simt.cu
   kernels/moe/moe_activate.cu
   kernels/moe/moe_route.cu
   kernels/moe/moe_rows.cu
@@ -31,6 +32,8 @@ set(MULTIGEMM_GPU_SOURCES
   launch/grouped_mm_gpu.cpp
   launch/grouped_mm_wgrad.cpp
   launch/grouped_mm_wgrad_gpu.cpp
+  launch/indexed_polynomial.cpp
+  launch/indexed_polynomial_gpu.cpp
   launch/moe.cpp
   launch/moe_gpu.cpp
   launch/products_gpu.cpp
@@ -41,6 +44,7 @@ set(MULTIGEMM_GPU_SOURCES
 )
 set(MULTIGEMM_GPU_BINDING
   bindings/torch_moe.cpp
+  bindings/torch_polynomial.cpp
   bindings/torch_services_gpu.cpp
   bindings/torch_stable.cpp
   launch/checks.cpp

@@ -53,7 +53,7 @@ def features(m: SymmetricContraction, rows: int, device: torch.device) -> torch.
     return torch.randn(rows, m.num_features, width, dtype=torch.float64, generator=generator).to(device)
 
 
-@pytest.fixture(params=["grouped"])
+@pytest.fixture(params=["grouped", "fused"])
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -4,6 +4,7 @@
 #include "kernels/grouped_mm/rows_thin_cpu.h"
 #include "kernels/grouped_mm/wgrad_cpu.h"
 #include "kernels/grouped_mm/wgrad_thin_cpu.h"
+#include "kernels/indexed_polynomial/cpu.h"
 
 namespace multigemm {
 namespace MG_LEVEL {
@@ -88,7 +89,9 @@ void convert(const Conversion& c, int64_t row_begin, int64_t row_end) {
 }  // namespace
 
 extern const CpuLevel level;
-const CpuLevel level{MG_LEVEL_NAME, rows_scratch, rows, rows_few, wgrad_scratch, wgrad, convert};
+const CpuLevel level{
+    MG_LEVEL_NAME, rows_scratch,          rows, rows_few, wgrad_scratch, wgrad, convert, polynomial_scratch,
+    polynomial,    kPolynomialVectorBytes};
 
 }  // namespace MG_LEVEL
 }  // namespace multigemm

@@ -1,8 +1,10 @@
 // The vectorised kernels of one CPU level behind plain functions, and the pick of the level at run time.
 #pragma once
 
+#include "kernels/indexed_polynomial/cpu_task.h"
 #include "launch/groups.h"
 #include "multigemm/abi.h"
+#include "multigemm/abi_polynomial.h"
 
 namespace multigemm {
 
@@ -80,6 +82,10 @@ struct CpuLevel {
   // Rows from one dtype and layout to another, as the matrix-product paths need it; `bias` (may be null) is added to
   // each row before the one rounding. Source and target may be the same memory.
   void (*convert)(const Conversion& conversion, int64_t row_begin, int64_t row_end);
+  // indexed_polynomial, whose pieces are vectors of `vector_bytes` of the channels.
+  int64_t (*polynomial_scratch)(const mg_polynomial_problem& problem);
+  void (*polynomial)(const mg_polynomial_problem& problem, const PolynomialPiece& piece, void* scratch);
+  int vector_bytes;
 };
 
 // The best level this CPU runs, found once.

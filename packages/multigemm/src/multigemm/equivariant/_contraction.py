@@ -15,80 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import _choice
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
 from ..ops import GroupOrder
-from . import _grouped
-from ._cache import Kept, coefficients, present
+from ..ops.indexed_polynomial import Polynomial, indexed_polynomial
+from . import _grouped, _paths
+from ._cache import Kept, coefficients, present, traced
 from ._irreps import Irreps
 from ._irreps import layout as read_layout
-from ._rows import order_of
-from ._terms import Setting, couplings, projection, terms
-
-
-class Contraction(nn.Module):
-    """The weights of one output: ``weights_max`` [G, P, C] of the highest degree, then ``weights`` by falling
-    degree.
-
-    In a state dict stand also MACE's ``U_matrix_*`` and ``weights_*_zeroed``. They are made for it, and
-    compared with it when it is loaded, but never kept.
-    """
-
-    def __init__(
-        self, setting: Setting, which: int, num_elements: int, num_features: int, like: dict[str, Any]
-    ) -> None:
-        super().__init__()
-        self.irreps_in, self.irrep_out = setting.irreps_in, setting.irreps_out[which]
-        self.correlation, self.reduced = setting.correlation[which], setting.reduced
-        made = []
-        for nu in range(self.correlation, 0, -1):
-            basis = self.basis(nu)
-            shape = (num_elements, basis.shape[-1], num_features)
-            possible = bool(basis.any())
-            # A degree that cannot give this irrep has a weight too, as in MACE, and it is zero for good.
-            weight = torch.randn(shape, **like) / basis.shape[-1] if possible else torch.zeros(shape, **like)
-            made.append(nn.Parameter(weight, requires_grad=possible))
-        self.weights_max = made[0]
-        self.weights = nn.ParameterList(made[1:])
-
-    def basis(self, nu: int) -> torch.Tensor:
-        """[2L+1, D, .., D, P] float64."""
-        return couplings(self.irreps_in, self.irrep_out, nu, self.reduced)
-
-    def all_weights(self) -> list[nn.Parameter]:
-        """By falling degree."""
-        return [self.weights_max, *self.weights]
-
-    def _derived(self) -> dict[str, torch.Tensor]:
-        like = self.weights_max
-        result = {}
-        for nu in range(1, self.correlation + 1):
-            basis = self.basis(nu)
-            zeroed = torch.tensor(not bool(basis.any()), device=like.device)
-            u = basis.squeeze(0) if basis.shape[0] == 1 else basis
-            result[f"U_matrix_{nu}"] = u.to(like)
-            result["weights_max_zeroed" if nu == self.correlation else f"weights_{nu - 1}_zeroed"] = zeroed
-        return result
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name, value in self._derived().items():
-            destination[prefix + name] = value
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        errors = arguments[-1]
-        for name, mine in self._derived().items():
-            given = state_dict.pop(prefix + name, None)
-            if not name.startswith("U_") or given is None:
-                continue
-            if given.shape != mine.shape or not torch.allclose(
-                given.double().cpu(), mine.double().cpu(), atol=1e-4
-            ):
-                errors.append(
-                    f"{prefix}{name} {list(given.shape)} is not the coupling of this module "
-                    f"{list(mine.shape)}: its weights are of another basis, use_reduced_cg is "
-                    f"{self.reduced} here."
-                )
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
+from ._rows import labels_of, order_of
+from ._terms import Setting, projection, terms
+from ._weights import Contraction
 
 
 class SymmetricContraction(nn.Module):
@@ -105,7 +42,8 @@ class SymmetricContraction(nn.Module):
         internal_weights, shared_weights: weights are the module's own; nothing else is offered.
         num_elements: G.
         layout_in, layout_out: columns of a block are [C, 2l+1] ("mul_ir") or [2l+1, C] ("ir_mul").
-        implementation: "grouped"; None leaves the choice to the module.
+        implementation: "fused", one kernel, or "grouped", by ``grouped_mm``; None leaves the choice to the
+            module: see ``explain``.
         device, dtype: of the weights.
 
     The coefficients that the weights stand for are kept between calls while no weight requires a gradient,
@@ -117,6 +55,11 @@ class SymmetricContraction(nn.Module):
 
     matrix_places: torch.Tensor
     pair_factors: torch.Tensor
+    heads: torch.Tensor
+    pairs: torch.Tensor
+    last: torch.Tensor
+    places: torch.Tensor
+    places_whole: torch.Tensor
 
     def __init__(
         self,
@@ -160,9 +103,7 @@ class SymmetricContraction(nn.Module):
         (self.num_features,) = channels
         self.num_elements = num_elements
         self.layout_in, self.layout_out = read_layout(layout_in), read_layout(layout_out)
-        if implementation not in (None, "grouped"):
-            raise OptionError(f'{op}: implementation must be "grouped" or None, got {implementation!r}.')
-        self.implementation = implementation
+        self.implementation = _paths.checked(implementation)
         self.use_reduced_cg = bool(use_reduced_cg)
         degrees = (
             [int(correlation[block]) for block in irreps_out]
@@ -182,8 +123,10 @@ class SymmetricContraction(nn.Module):
             for which in range(len(self.irreps_out))
         )
         places, factors = _grouped.matrix_places(found), _grouped.pair_factors(found)
-        self.register_buffer("matrix_places", places.to(device), persistent=False)
-        self.register_buffer("pair_factors", factors.to(device), persistent=False)
+        layouts = self.layout_in, self.layout_out
+        made = _paths.tables(found, self.irreps_in, self.irreps_out, self.num_features, layouts)
+        for name, table in {"matrix_places": places, "pair_factors": factors, **made}.items():
+            self.register_buffer(name, table.to(device), persistent=False)
         self._pair_counts = _grouped.pair_counts(found)
         self._width = found.width
         self._kept = Kept()
@@ -222,13 +165,52 @@ class SymmetricContraction(nn.Module):
             order: ``sort_by_group(labels, G)`` instead, sorted once and shared between layers.
         """
         op = "SymmetricContraction"
-        features = self._features(op, x)
+        self._check_shape(op, x)
         weights, like = self._weights(), self._like()
         if like.device != x.device:
             raise DeviceError(f"{op}: x must be on the device of the weights, {like.device}, got {x.device}.")
         if like.dtype != x.dtype:
             raise DTypeError(f"{op}: x must have the dtype of the weights, {like.dtype}, got {x.dtype}.")
-        order = order_of(op, labels, order, x, self.num_elements)
+        if _paths.path_of(self.implementation, x.device, x.dtype) == "fused":
+            return self._fused(op, x, weights, labels, order)
+        return self._grouped(op, x, weights, order_of(op, labels, order, x, self.num_elements))
+
+    def explain(self) -> _paths.ContractionExplanation:
+        """Which way the contraction is computed where its weights are now, and why."""
+        like = self._like()
+        path, source, reason = _paths.choose(self.implementation, like.device, like.dtype)
+        return _paths.ContractionExplanation(path, source, self.last.shape[0], reason)
+
+    def _fused(
+        self,
+        op: str,
+        x: torch.Tensor,
+        weights: list[list[nn.Parameter]],
+        labels: torch.Tensor | None,
+        order: GroupOrder | None,
+    ) -> torch.Tensor:
+        if labels is not None:
+            labels = labels_of(op, labels, x, self.num_elements).to(torch.int64)
+        else:
+            order = order_of(op, None, order, x, self.num_elements)
+            labels = _paths.labels_from(order)
+        flat = [w for own in weights for w in own]
+        elements = None
+        if labels.device.type == "cpu" and not traced() and any(w.requires_grad for w in flat):
+            # Only elements that are present get coefficients; frozen weights have those of all, once.
+            elements, labels = _paths.renumbered(labels, self.num_elements)
+            order = None
+        w = self._kept.get(flat, "fused", lambda: coefficients(weights, self._tables(), elements))
+        permutation, sizes = (None, None) if order is None else order[:2]
+        whole = x.dim() == 3
+        places = self.places_whole if whole else self.places
+        name = _choice.pinned()
+        polynomial = Polynomial(labels, permutation, sizes, self.heads, self.pairs, self.last, places, name)
+        return indexed_polynomial(x.flatten(1) if whole else x, w, polynomial)
+
+    def _grouped(
+        self, op: str, x: torch.Tensor, weights: list[list[nn.Parameter]], order: GroupOrder
+    ) -> torch.Tensor:
         elements = present(order)
         if elements is not None:
             order = order._replace(group_sizes=order.group_sizes.index_select(0, elements))
@@ -237,10 +219,10 @@ class SymmetricContraction(nn.Module):
             found = coefficients(weights, self._tables(), elements)
             return _grouped.matrices(found, self.matrix_places, self._width)
 
-        detail = None if elements is None else tuple(elements.tolist())
+        detail = ("grouped", None if elements is None else tuple(elements.tolist()))
         v = self._kept.get([w for own in weights for w in own], detail, make)
-        y = _grouped.contract(features, order, v, self.pair_factors, self._pair_counts)
-        return self._columns(y)
+        features = self._features(x)
+        return self._columns(_grouped.contract(features, order, v, self.pair_factors, self._pair_counts))
 
     def _columns(self, y: torch.Tensor) -> torch.Tensor:
         """y [N, C, O] in ``layout_out``."""
@@ -249,21 +231,25 @@ class SymmetricContraction(nn.Module):
         dims = [block.ir.dim for block in self.irreps_out]
         return torch.cat([part.flatten(1) for part in y.split(dims, 2)], 1)
 
-    def _features(self, op: str, x: torch.Tensor) -> torch.Tensor:
-        """x as [N, C, D]."""
+    def _check_shape(self, op: str, x: torch.Tensor) -> None:
         channels, width = self.num_features, self._width
         if x.dim() == 3 and self.layout_in == "mul_ir" and tuple(x.shape[1:]) == (channels, width):
-            return x
+            return
         if x.dim() != 2 or x.shape[1] != channels * width:
             raise ShapeError(
                 f"{op}: x must have shape [N, {channels}, {width}] (mul_ir) or [N, {channels * width}], "
                 f"got {list(x.shape)}."
             )
+
+    def _features(self, x: torch.Tensor) -> torch.Tensor:
+        """x as [N, C, D]."""
+        if x.dim() == 3:
+            return x
         if self.layout_in == "ir_mul":
-            return x.view(x.shape[0], width, channels).transpose(1, 2)
+            return x.reshape(x.shape[0], self._width, self.num_features).transpose(1, 2)
         blocks, at = [], 0
         for block in self.irreps_in:
-            blocks.append(x[:, at : at + block.dim].unflatten(1, (channels, block.ir.dim)))
+            blocks.append(x[:, at : at + block.dim].unflatten(1, (self.num_features, block.ir.dim)))
             at += block.dim
         return torch.cat(blocks, 2)
 

@@ -1,0 +1,63 @@
+"""From a call of ``indexed_polynomial`` to the code that computes it: a backend's kernel or the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _choice, _dispatch
+from ._errors import BackendError, NativeError
+
+OPERATOR = "indexed_polynomial"
+_KERNELS = ("native", "simt")
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_has_kernel: dict[str, bool] = {}
+
+
+def implementation(device: torch.device, name: str) -> Callable[..., None] | None:
+    """The native function, or None for the reference. "torch" and "blas" name no kernel of this operator."""
+    choice = _choice.resolve(name, "", OPERATOR, device)
+    if choice.name == "reference" or not served(device):
+        if choice.name in _KERNELS:
+            raise _choice.no_backend(OPERATOR, choice.name, device.type)
+        return None
+    kernel = choice.name if choice.name in _KERNELS else ""
+    leaf = torch.ops.multigemm.native_indexed_polynomial.default
+
+    def call(*arguments: Any) -> None:
+        try:
+            leaf(*arguments, kernel)
+        except RuntimeError as error:
+            text = str(error)
+            if "failed with MG_" not in text:
+                raise
+            told = text[text.index("MG_") :]
+            status = told.partition(":")[0]
+            raise NativeError(
+                f"{OPERATOR}: {told.splitlines()[0]}", status=status, device=str(device), stream=None
+            ) from error
+
+    return call
+
+
+def served(device: torch.device) -> bool:
+    """Whether a backend has the kernels for a device; opens it. Raises where a GPU has no fitting backend."""
+    kind = device.type
+    if kind not in _KEYS or _dispatch.backend_for(kind) is None:
+        return False
+    if kind not in _has_kernel:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        _has_kernel[kind] = has("multigemm::native_indexed_polynomial", _KEYS[kind])
+    return _has_kernel[kind]
+
+
+def why_not(device: torch.device) -> str:
+    """Why no kernel serves the device; "" where one does."""
+    try:
+        if served(device):
+            return ""
+    except BackendError as error:
+        return str(error).splitlines()[0]
+    return f"no backend has the kernel for {device.type!r} here"

@@ -1,0 +1,359 @@
+"""``indexed_polynomial``: a sparse polynomial of each row, with coefficients of the row's label.
+
+    y[n, d, c] = sum over terms t = (d, i, j, k) of  w[g(n), t, c] * X[n, i, c] * X[n, j, c] * X[n, k, c]
+
+X has D components of x and, as number D, ones. With m directions v_1 .. v_m the monomial is replaced by its
+m-th derivative along them. Three operators share the work and are closed under differentiation, at any order:
+
+    indexed_polynomial(x, v, w)             y, linear in w and in each direction
+    indexed_polynomial_xgrad(x, v, w, gy)   the gradient of <gy, y> in one more direction
+    indexed_polynomial_wgrad(x, v, gy)      the gradient of <gy, y> in w
+
+since the derivative in x is one more direction, and the monomials are of degree 3. Symmetric contractions of
+equivariant networks are such polynomials; ``multigemm.equivariant`` makes the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+from .. import _reference_polynomial, _route_polynomial
+from .._errors import DeviceError, DTypeError, ShapeError
+from . import _direct
+from ._library import LIB, Function, forward_mode, register_fake, sum_of
+from ._polynomial import Polynomial as Polynomial
+from ._polynomial import batched
+
+_TABLES = "Tensor heads, Tensor pairs, Tensor last, Tensor places"
+_ROWS = f"Tensor labels, Tensor? permutation, Tensor? group_sizes, {_TABLES}, str implementation"
+LIB.define(f"indexed_polynomial(Tensor x, Tensor? v1, Tensor? v2, Tensor? v3, Tensor w, {_ROWS}) -> Tensor")
+LIB.define(
+    f"indexed_polynomial_xgrad(Tensor x, Tensor? v1, Tensor? v2, Tensor w, Tensor gy, {_ROWS}) -> Tensor"
+)
+LIB.define(
+    "indexed_polynomial_wgrad(Tensor x, Tensor? v1, Tensor? v2, Tensor? v3, Tensor gy, SymInt groups, "
+    f"{_ROWS}) -> Tensor"
+)
+LIB.define(
+    "native_indexed_polynomial(str kind, Tensor x, Tensor[] directions, Tensor? w, Tensor? gy, "
+    f"Tensor labels, Tensor? permutation, Tensor? ends, {_TABLES}, Tensor(a!) out, "
+    "str implementation) -> ()"
+)
+
+
+def indexed_polynomial(x: torch.Tensor, w: torch.Tensor, polynomial: Polynomial) -> torch.Tensor:
+    """x [N, D C], w [G, T, C] -> y [N, O C], float64 or float32. Differentiable to any order in x and w.
+
+    Rows whose label is outside 0 .. G-1 give zeros. Nothing is read back from the device.
+    """
+    if not torch.compiler.is_compiling():
+        _check(x, w, polynomial)
+        if _direct.possible(x, w):
+            return _value(x, None, None, None, w, *polynomial)
+    y: torch.Tensor = _VALUE(x, None, None, None, w, *polynomial)
+    return y
+
+
+def _check(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> None:
+    op = "indexed_polynomial"
+    if x.dim() != 2 or w.dim() != 3 or w.shape[1] != p.last.shape[0]:
+        raise ShapeError(
+            f"{op}: x must have shape [N, D C] and w [G, {p.last.shape[0]}, C], "
+            f"got {list(x.shape)} and {list(w.shape)}."
+        )
+    if x.dtype not in (torch.float64, torch.float32) or w.dtype != x.dtype:
+        raise DTypeError(f"{op}: x and w must both be float64 or float32, got {x.dtype} and {w.dtype}.")
+    for name, other in (("w", w), ("labels", p.labels), ("heads", p.heads)):
+        if other.device != x.device:
+            raise DeviceError(f"{op}: {name} must be on the device of x, {x.device}, got {other.device}.")
+    if p.labels.shape != x.shape[:1] or p.labels.dtype != torch.int64:
+        raise ShapeError(
+            f"{op}: labels must be int64 [{x.shape[0]}], got {p.labels.dtype} {list(p.labels.shape)}."
+        )
+
+
+# --- kernels ----------------------------------------------------------------------------------------
+
+
+def _run(
+    kind: str,
+    x: torch.Tensor,
+    directions: list[torch.Tensor],
+    w: torch.Tensor | None,
+    gy: torch.Tensor | None,
+    p: Polynomial,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    run = _route_polynomial.implementation(x.device, p.implementation)
+    if run is None:
+        _reference_polynomial.run(kind, x, directions, w, gy, p, out)
+        return out
+    ends = permutation = None
+    if kind == "wgrad":
+        permutation, sizes = p.permutation, p.group_sizes
+        if permutation is None or sizes is None:
+            from .sort_by_group import sort_by_group
+
+            permutation, sizes, _ = sort_by_group(p.labels, out.shape[0])
+        ends = sizes.cumsum(0)
+    rows = [_lined(t) for t in (x, *directions)]
+    gy = None if gy is None else _lined(gy)
+    w = None if w is None else _lined(w)
+    run(kind, rows[0], rows[1:], w, gy, p.labels, permutation, ends, *p[3:7], out)
+    return out
+
+
+def _lined(t: torch.Tensor) -> torch.Tensor:
+    """With unit stride along the last dimension, which the kernels read by vectors: a copy where need be."""
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _directions(*vs: torch.Tensor | None) -> list[torch.Tensor]:
+    return [v for v in vs if v is not None]
+
+
+def _value(
+    x: torch.Tensor,
+    v1: torch.Tensor | None,
+    v2: torch.Tensor | None,
+    v3: torch.Tensor | None,
+    w: torch.Tensor,
+    *rest: Any,
+) -> torch.Tensor:
+    p = Polynomial(*rest)
+    return _run("value", x, _directions(v1, v2, v3), w, None, p, _like_y(x, w, p))
+
+
+def _xgrad(
+    x: torch.Tensor,
+    v1: torch.Tensor | None,
+    v2: torch.Tensor | None,
+    w: torch.Tensor,
+    gy: torch.Tensor,
+    *rest: Any,
+) -> torch.Tensor:
+    out = x.new_empty(x.shape)
+    return _run("xgrad", x, _directions(v1, v2), w, gy, Polynomial(*rest), out)
+
+
+def _wgrad(
+    x: torch.Tensor,
+    v1: torch.Tensor | None,
+    v2: torch.Tensor | None,
+    v3: torch.Tensor | None,
+    gy: torch.Tensor,
+    groups: int,
+    *rest: Any,
+) -> torch.Tensor:
+    p = Polynomial(*rest)
+    return _run("wgrad", x, _directions(v1, v2, v3), None, gy, p, _like_w(x, gy, groups, p))
+
+
+def _like_y(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> torch.Tensor:
+    return x.new_empty(x.shape[0], p.places.shape[0] * w.shape[2] - x.shape[1])
+
+
+def _like_w(x: torch.Tensor, gy: torch.Tensor, groups: int, p: Polynomial) -> torch.Tensor:
+    channels = (x.shape[1] + gy.shape[1]) // max(p.places.shape[0], 1)
+    return x.new_empty(groups, p.last.shape[0], channels)
+
+
+_VALUE = torch.ops.multigemm.indexed_polynomial.default
+_XGRAD = torch.ops.multigemm.indexed_polynomial_xgrad.default
+_WGRAD = torch.ops.multigemm.indexed_polynomial_wgrad.default
+
+
+# --- derivatives ------------------------------------------------------------------------------------
+# Of a scalar s = <gy, y(x; v, w)>, each in terms of the same three. None stands for zeros: a fourth
+# derivative.
+
+Vs = list[torch.Tensor]
+
+
+def _y(x: torch.Tensor, vs: Vs, w: torch.Tensor, rest: Any) -> torch.Tensor | None:
+    return _VALUE(x, *vs, *[None] * (3 - len(vs)), w, *rest) if len(vs) <= 3 else None
+
+
+def _gx(x: torch.Tensor, vs: Vs, w: torch.Tensor, gy: torch.Tensor, rest: Any) -> torch.Tensor | None:
+    return _XGRAD(x, *vs, *[None] * (2 - len(vs)), w, gy, *rest) if len(vs) <= 2 else None
+
+
+def _gw(x: torch.Tensor, vs: Vs, gy: torch.Tensor, groups: int, rest: Any) -> torch.Tensor | None:
+    return _WGRAD(x, *vs, *[None] * (3 - len(vs)), gy, groups, *rest) if len(vs) <= 3 else None
+
+
+def _without(vs: Vs, i: int) -> Vs:
+    return vs[:i] + vs[i + 1 :]
+
+
+def _sum(terms: list[torch.Tensor | None], like: torch.Tensor) -> torch.Tensor:
+    total = sum_of([t for t in terms if t is not None])
+    return torch.zeros_like(like) if total is None else total
+
+
+class _Derivatives(Function):
+    """What the three have in common: how many directions there are, what is saved."""
+
+    slots: ClassVar[int]
+    """Places for directions."""
+
+    @classmethod
+    def save(cls, ctx: Any, inputs: tuple[Any, ...], others: tuple[Any, ...]) -> None:
+        tables = inputs[-8:]
+        tensors = (*inputs[: 1 + cls.slots], *others, *tables[:-1])
+        ctx.save_for_backward(*tensors)
+        if forward_mode():
+            ctx.save_for_forward(*tensors)
+        ctx.implementation = tables[-1]
+
+    @classmethod
+    def saved(cls, ctx: Any, tensors: tuple[Any, ...]) -> tuple[torch.Tensor, Vs, list[torch.Tensor], Any]:
+        """x, the directions, the other operands, and the tables."""
+        x, *others = tensors
+        rest = (*others[-7:], ctx.implementation)
+        return x, _directions(*others[: cls.slots]), others[cls.slots : -7], rest
+
+    @classmethod
+    def gradients(cls, ctx: Any, of_x: Callable[[], Any], of_v: Callable[[int], Any], vs: Vs) -> list[Any]:
+        """For x and each slot of a direction, where they are asked for."""
+        needed = ctx.needs_input_grad
+        result = [of_x() if needed[0] else None]
+        result += [of_v(i) if i < len(vs) and needed[1 + i] else None for i in range(cls.slots)]
+        return result
+
+
+class _Value(_Derivatives):
+    operator = _VALUE
+    slots = 3
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _Value.below(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _Value.save(ctx, inputs, (inputs[4],))
+
+    @staticmethod
+    def backward(ctx: Any, gy: torch.Tensor) -> tuple[Any, ...]:
+        x, vs, (w,), rest = _Value.saved(ctx, ctx.saved_tensors)
+        found = _Value.gradients(
+            ctx,
+            lambda: _sum([_gx(x, vs, w, gy, rest)], x),
+            lambda i: _gx(x, _without(vs, i), w, gy, rest),
+            vs,
+        )
+        gw = _gw(x, vs, gy, w.shape[0], rest) if ctx.needs_input_grad[4] else None
+        return (*found, gw, *[None] * 8)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
+        x, vs, (w,), rest = _Value.saved(ctx, ctx.saved_for_forward)
+        terms = [_y(x, [*vs, dx], w, rest)] if dx is not None else []
+        terms += [_y(x, [*_without(vs, i), d], w, rest) for i, d in enumerate(tangents[:3]) if d is not None]
+        terms += [_y(x, vs, tangents[3], rest)] if tangents[3] is not None else []
+        return _sum(terms, _like_y(x, w, Polynomial(*rest)))
+
+
+class _XGrad(_Derivatives):
+    operator = _XGRAD
+    slots = 2
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _XGrad.below(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _XGrad.save(ctx, inputs, inputs[3:5])
+
+    @staticmethod
+    def backward(ctx: Any, u: torch.Tensor) -> tuple[Any, ...]:
+        x, vs, (w, gy), rest = _XGrad.saved(ctx, ctx.saved_tensors)
+        found = _XGrad.gradients(
+            ctx,
+            lambda: _sum([_gx(x, [*vs, u], w, gy, rest)], x),
+            lambda i: _gx(x, [*_without(vs, i), u], w, gy, rest),
+            vs,
+        )
+        gw = _gw(x, [*vs, u], gy, w.shape[0], rest) if ctx.needs_input_grad[3] else None
+        ggy = _y(x, [*vs, u], w, rest) if ctx.needs_input_grad[4] else None
+        return (*found, gw, ggy, *[None] * 8)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
+        x, vs, (w, gy), rest = _XGrad.saved(ctx, ctx.saved_for_forward)
+        terms = [_gx(x, [*vs, dx], w, gy, rest)] if dx is not None else []
+        terms += [
+            _gx(x, [*_without(vs, i), d], w, gy, rest) for i, d in enumerate(tangents[:2]) if d is not None
+        ]
+        terms += [_gx(x, vs, tangents[2], gy, rest)] if tangents[2] is not None else []
+        terms += [_gx(x, vs, w, tangents[3], rest)] if tangents[3] is not None else []
+        return _sum(terms, x)
+
+
+class _WGrad(_Derivatives):
+    operator = _WGRAD
+    slots = 3
+
+    @staticmethod
+    def forward(*arguments: Any) -> torch.Tensor:
+        return _WGrad.below(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.groups = inputs[5]
+        _WGrad.save(ctx, inputs, (inputs[4],))
+
+    @staticmethod
+    def backward(ctx: Any, u: torch.Tensor) -> tuple[Any, ...]:
+        x, vs, (gy,), rest = _WGrad.saved(ctx, ctx.saved_tensors)
+        found = _WGrad.gradients(
+            ctx,
+            lambda: _sum([_gx(x, vs, u, gy, rest)], x),
+            lambda i: _gx(x, _without(vs, i), u, gy, rest),
+            vs,
+        )
+        ggy = _y(x, vs, u, rest) if ctx.needs_input_grad[4] else None
+        return (*found, ggy, None, *[None] * 8)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
+        x, vs, (gy,), rest = _WGrad.saved(ctx, ctx.saved_for_forward)
+        n = ctx.groups
+        terms = [_gw(x, [*vs, dx], gy, n, rest)] if dx is not None else []
+        terms += [
+            _gw(x, [*_without(vs, i), d], gy, n, rest) for i, d in enumerate(tangents[:3]) if d is not None
+        ]
+        terms += [_gw(x, vs, tangents[3], n, rest)] if tangents[3] is not None else []
+        return _sum(terms, _like_w(x, gy, n, Polynomial(*rest)))
+
+
+for _name, _class, _kernel, _position in (
+    ("indexed_polynomial", _Value, _value, (4, None)),
+    ("indexed_polynomial_xgrad", _XGrad, _xgrad, (3, None)),
+    ("indexed_polynomial_wgrad", _WGrad, _wgrad, (None, 5)),
+):
+    LIB.impl(_name, _kernel, "CompositeExplicitAutograd")
+    LIB.impl(_name, _class.run, "Autograd")
+    torch.library.register_vmap(
+        f"multigemm::{_name}", batched(_class.operator, _class.slots, *_position), lib=LIB
+    )
+
+
+def _fake_value(x: Any, v1: Any, v2: Any, v3: Any, w: Any, *rest: Any) -> torch.Tensor:
+    p = Polynomial(*rest)
+    _check(x, w, p)
+    return _like_y(x, w, p)
+
+
+def _fake_wgrad(x: Any, v1: Any, v2: Any, v3: Any, gy: Any, groups: Any, *rest: Any) -> torch.Tensor:
+    return _like_w(x, gy, groups, Polynomial(*rest))
+
+
+register_fake("indexed_polynomial", _fake_value)
+register_fake("indexed_polynomial_xgrad", lambda x, *rest: x.new_empty(x.shape))
+register_fake("indexed_polynomial_wgrad", _fake_wgrad)
