@@ -14,6 +14,17 @@
 #   INFO           the fields of backend.json that are this backend's own, as JSON members
 include_guard()
 get_filename_component(MULTIGEMM_SHARED "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
+include(${CMAKE_CURRENT_LIST_DIR}/Cuda.cmake)
+
+# What every CUDA backend is built of, beside what every GPU backend is.
+set(MULTIGEMM_CUDA_SOURCES
+  blas/blas_cuda.cpp
+  blas/handles_cuda.cpp
+  kernels/grouped_mm/rows_sm80.cu
+  kernels/grouped_mm/rows_sm90.cu
+  kernels/grouped_mm/wgrad_sm80.cu
+  kernels/grouped_mm/wgrad_sm90.cu
+)
 
 # What every GPU backend is built of, beside one vendor's BLAS and the kernels of one architecture.
 set(MULTIGEMM_GPU_SOURCES
@@ -242,12 +253,18 @@ function(multigemm_add_backend)
     "MG_BACKEND_KIND=\"${arg_KIND}\"")
   if(arg_KIND STREQUAL "cuda")
     list(APPEND definitions MG_CUDA=1 "MG_BLAS_MAJOR=\"${arg_MAJOR}\"")
-    find_package(CUDAToolkit REQUIRED)
-    target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
-    target_link_libraries(${target} PRIVATE CUDA::cudart_static)
-    list(TRANSFORM paths PREPEND "-Xcompiler=" OUTPUT_VARIABLE host_paths)
-    multigemm_add_cuda_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
-      INCLUDES ${includes} DEFINITIONS ${definitions} OPTIONS ${host_paths})
+    if(MULTIGEMM_CUDA_COMPILER STREQUAL "nvrtc")
+      target_include_directories(${target} SYSTEM PRIVATE "${MULTIGEMM_NVRTC_INCLUDE}")
+      multigemm_add_nvrtc_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
+        INCLUDES ${includes} DEFINITIONS ${definitions} OPTIONS ${paths})
+    else()
+      find_package(CUDAToolkit REQUIRED)
+      target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+      target_link_libraries(${target} PRIVATE CUDA::cudart_static)
+      list(TRANSFORM paths PREPEND "-Xcompiler=" OUTPUT_VARIABLE host_paths)
+      multigemm_add_cuda_sources(${target} SOURCES ${kernel_sources} ARCHITECTURES ${arg_ARCHITECTURES}
+        INCLUDES ${includes} DEFINITIONS ${definitions} OPTIONS ${host_paths})
+    endif()
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   elseif(arg_KIND STREQUAL "rocm")
     list(APPEND definitions MG_HIP=1)

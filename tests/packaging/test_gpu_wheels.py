@@ -13,7 +13,7 @@ import pytest
 import torch
 from loading_kit import Wheel, run_here
 
-WHEELS = [Wheel("cu13"), Wheel("rocm")]
+WHEELS = [Wheel("cu12"), Wheel("cu13"), Wheel("rocm")]
 pytestmark = pytest.mark.skipif(
     torch.version.cuda is not None or torch.version.hip is not None, reason="this PyTorch is for a GPU"
 )

@@ -109,6 +109,14 @@ def test_a_spill_that_was_measured_is_allowed_and_no_more(
     assert len(list(checker.findings(kernels, set(), ["sm_90a"]))) == 1
 
 
+def test_a_spill_may_be_allowed_to_one_toolkit(checker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker, "SPILLS", {r"^CUDA 12\.\d+ sm_90a: tile_sm80": 16})
+    kernels = list(checker.parse_sass(SASS.splitlines()))
+    kernels[1].opcodes["STL"], kernels[1].stack = 2, 16
+    assert list(checker.findings(kernels, set(), ["sm_90a"], "12.9")) == []
+    assert len(list(checker.findings(kernels, set(), ["sm_90a"], "13.0"))) == 1
+
+
 def test_kernels_that_are_gone_are_found(checker: ModuleType) -> None:
     found = _findings(checker, SASS.replace("sm90", "wgmma").replace("tile", "block"))
     assert len(found) == len(checker.RULES)
