@@ -13,18 +13,29 @@ def require(module: str, extra: str) -> ModuleType:
     Raises ``ImportError`` that names the extra where the framework is absent, and its version where it is
     there and lacks the module. Whatever else goes wrong inside the framework is raised as it is.
     """
+    package = module.partition(".")[0]
+    install = f'python -m pip install "multigemm[{extra}]"'
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ImportError(
+            f"multigemm.integrations.{extra} needs {package}, which is not installed: {install}"
+        ) from error
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
         if not error.name or not f"{module}.".startswith(f"{error.name}."):
             raise
-        install = f'python -m pip install "multigemm[{extra}]"'
-        if error.name == package:
-            raise ImportError(
-                f"multigemm.integrations.{extra} needs {package}, which is not installed: {install}"
-            ) from error
         raise ImportError(
-            f"multigemm.integrations.{extra}: {package} {metadata.version(package)} has no {error.name}; "
+            f"multigemm.integrations.{extra}: {package} {_version(package)} has no {error.name}; "
             f"another version of it is needed: {install}"
         ) from error
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of no known version"
