@@ -27,6 +27,7 @@ def _questions() -> tuple[Callable[[], object], ...]:
 
 try:
     _QUESTIONS: tuple[Callable[[], object], ...] | None = _questions()
+    _batched: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 except AttributeError:  # private names that a torch to come may lack: then every call is dispatched
     _QUESTIONS = None
 
@@ -66,7 +67,8 @@ def plain(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None
     if kind not in _DEVICES:  # meta tensors have no kernel; other devices may have keys of their own
         return False
     for tensor in (x, other) if bias is None else (x, other, bias):
-        if type(tensor) not in _PLAIN or tensor.is_neg():
+        # The vmap of `is_grads_batched` is none of the questions below; its tensors tell.
+        if type(tensor) not in _PLAIN or tensor.is_neg() or _batched(tensor):
             return False
     for question in _QUESTIONS:
         if question():
