@@ -181,8 +181,9 @@ def test_recompute_gives_the_same_bits_and_keeps_less(name: str, device: torch.d
         y.square().sum().backward()
         results[recompute] = [y, x.grad, *(p.grad for p in layer.parameters())]
     assert all(torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True))
-    # Without it the gathered tokens [96, 6], both halves [96, 10] and the hidden rows' parts stay too.
-    assert kept[True] + 96 * (6 + 10) * 8 <= kept[False]
+    # Without it both halves [96, 10] stay too; and the gathered tokens [96, 6] and the hidden rows' parts,
+    # unless kernels make them again in any case.
+    assert kept[True] + 96 * (10 if "native" in name else 6 + 10) * 8 <= kept[False]
 
 
 def test_the_same_call_gives_the_same_bits(name: str, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from .. import _dispatch
 from .._checks import _autocast_dtype
 from ..ops import grouped_mm
 from ..ops._direct import possible
-from . import _composed, _routing
+from . import _composed, _product, _routing  # noqa: F401  # _product defines an operator
 from ._composed import Activation, Places
 from ._config import MoEConfig
 from ._experts import MultigemmMoE
@@ -169,8 +169,9 @@ class NativeMoE(MultigemmMoE):
         options: dict[str, Any],
     ) -> torch.Tensor:
         """x [T, H] -> the input of the second product [T k, I], in expert order."""
-        rows = _ops.moe_spread(x, *places)
-        h = grouped_mm(rows, gate_up_proj, offsets=places.ends, bias=bias, **options)
+        w = gate_up_proj.to(x.dtype)
+        b = None if bias is None else bias.to(x.dtype)
+        h = _ops.moe_up(x, w, b, *places, options["precision"] or "", options["implementation"] or "")
         result: torch.Tensor = _ops.moe_activate(h, weights, *places, *self._activation)
         return result
 

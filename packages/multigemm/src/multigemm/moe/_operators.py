@@ -17,7 +17,7 @@ from ..ops._library import LIB, Function, register_fake
 from . import _composed
 from ._composed import Activation, Places, Scores, wide
 
-_PLACES = "Tensor permutation, Tensor inverse, Tensor ends, int k"
+PLACES = "Tensor permutation, Tensor inverse, Tensor ends, int k"
 _ACTIVATION = "int kind, bool gated, bool interleaved, float alpha, float limit"
 _SCORES = "bool sigmoid, bool renormalize, float scale"
 
@@ -27,12 +27,12 @@ LIB.define(
 )
 LIB.define(f"moe_route_backward(Tensor grad, Tensor logits, Tensor experts, {_SCORES}) -> Tensor")
 LIB.define("moe_order(Tensor experts, int num_experts) -> (Tensor, Tensor, Tensor)")
-LIB.define(f"moe_spread(Tensor x, {_PLACES}) -> Tensor")
-LIB.define(f"moe_collect(Tensor rows, Tensor? weights, Tensor? other, {_PLACES}, ScalarType dtype) -> Tensor")
-LIB.define(f"moe_collect_backward(Tensor gy, Tensor rows, Tensor weights, {_PLACES}) -> (Tensor, Tensor)")
-LIB.define(f"moe_activate(Tensor h, Tensor? weights, {_PLACES}, {_ACTIVATION}) -> Tensor")
+LIB.define(f"moe_spread(Tensor x, {PLACES}) -> Tensor")
+LIB.define(f"moe_collect(Tensor rows, Tensor? weights, Tensor? other, {PLACES}, ScalarType dtype) -> Tensor")
+LIB.define(f"moe_collect_backward(Tensor gy, Tensor rows, Tensor weights, {PLACES}) -> (Tensor, Tensor)")
+LIB.define(f"moe_activate(Tensor h, Tensor? weights, {PLACES}, {_ACTIVATION}) -> Tensor")
 LIB.define(
-    f"moe_activate_backward(Tensor grad, Tensor h, Tensor? weights, {_PLACES}, {_ACTIVATION}) "
+    f"moe_activate_backward(Tensor grad, Tensor h, Tensor? weights, {PLACES}, {_ACTIVATION}) "
     "-> (Tensor, Tensor)"
 )
 _ops = torch.ops.multigemm
@@ -356,7 +356,7 @@ class _Activate(Function):
 # --- registration ---------------------------------------------------------------------------------
 
 
-def _slices(operator: Callable[..., Any]) -> Callable[..., Any]:
+def slices(operator: Callable[..., Any]) -> Callable[..., Any]:
     """The batching rule of all of these: slice by slice, as each slice has an order of its own."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -386,4 +386,4 @@ for _name, _kernel, _fake, _function in (
     register_fake(_name, _fake)
     if _function is not None:
         LIB.impl(_name, _function.run, "Autograd")
-    torch.library.register_vmap(f"multigemm::{_name}", _slices(getattr(_ops, _name).default), lib=LIB)
+    torch.library.register_vmap(f"multigemm::{_name}", slices(getattr(_ops, _name).default), lib=LIB)

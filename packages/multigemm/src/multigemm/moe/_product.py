@@ -1,0 +1,76 @@
+"""The first product of the layer together with the gather before it.
+
+    h[p] = x[permutation[p] // k] @ w[e] + bias[e],   e the expert of place p
+
+The gathered rows are as large as all of x times k. They are not kept for backward, which gathers them again:
+that takes a small part of the product's own time. Letters and places as in ``_composed``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ops._library import LIB, Function, register_fake
+from ._composed import Places
+from ._operators import PLACES, slices
+
+LIB.define(f"moe_up(Tensor x, Tensor w, Tensor? bias, {PLACES}, str precision, str implementation) -> Tensor")
+_ops = torch.ops.multigemm
+
+
+def _up(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    permutation: torch.Tensor,
+    inverse: torch.Tensor,
+    ends: torch.Tensor,
+    k: int,
+    precision: str,
+    implementation: str,
+) -> torch.Tensor:
+    rows = _ops.moe_spread(x, permutation, inverse, ends, k)
+    h: torch.Tensor = _ops.grouped_mm(rows, w, ends, True, bias, None, precision, implementation)
+    return h
+
+
+def _fake(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, *others: Any) -> torch.Tensor:
+    return x.new_empty((others[0].shape[0], w.shape[-1]))
+
+
+class _Up(Function):
+    operator = _ops.moe_up.default
+
+    @staticmethod
+    def forward(*arguments: Any) -> Any:
+        return _Up.below(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, w, _, *places, ctx.k, precision, implementation = inputs
+        x_needed, w_needed = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if w_needed else None, w if x_needed else None, *places)
+        ctx.dtype, ctx.options = x.dtype, (precision, implementation)
+
+    @staticmethod
+    def backward(ctx: Any, gh: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w, permutation, inverse, ends = ctx.saved_tensors
+        places = Places(permutation, inverse, ends, ctx.k)
+        gx = gw = gbias = None
+        if ctx.needs_input_grad[1]:  # first, so that the gathered rows are gone before others come
+            gw = _ops.grouped_mm_wgrad(_ops.moe_spread(x, *places), gh, ends, True, False, None, *ctx.options)
+        if ctx.needs_input_grad[2]:
+            ones = gh.new_ones(()).expand(gh.shape[0], 1)
+            gbias = _ops.grouped_mm_wgrad(ones, gh, ends, True, False, None, *ctx.options).squeeze(-2)
+        if ctx.needs_input_grad[0]:
+            rows = _ops.grouped_mm(gh, w.mT, ends, True, None, None, *ctx.options)
+            gx = _ops.moe_collect(rows, None, None, *places, ctx.dtype)
+        return gx, gw, gbias, *(None,) * 6
+
+
+LIB.impl("moe_up", _up, "CompositeExplicitAutograd")
+LIB.impl("moe_up", _Up.run, "Autograd")
+register_fake("moe_up", _fake)
+torch.library.register_vmap("multigemm::moe_up", slices(_ops.moe_up.default), lib=LIB)
