@@ -185,3 +185,14 @@ def test_the_short_way_of_training_gives_way_to_whatever_looks_on(device: torch.
     assert "multigemm.grouped_mm.default" in seen and "multigemm.grouped_mm_wgrad.default" in seen
     assert torch.equal(plain, watched)
     assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))
+
+
+def test_gradients_of_many_directions_at_once(device: torch.device) -> None:
+    """`is_grads_batched` maps over gradients by a mechanism of its own, which no transform's stack tells."""
+    x, w, _ = operands(None, False, device)
+    y = multigemm.grouped_mm(x, w, torch.tensor(SIZES, device=device))
+    gy = torch.randn(4, *y.shape, dtype=y.dtype, device=device)
+    batched = torch.autograd.grad(y, (x, w), gy, retain_graph=True, is_grads_batched=True)
+    singly = [torch.autograd.grad(y, (x, w), one, retain_graph=True) for one in gy]
+    for together, each in zip(batched, zip(*singly, strict=True), strict=True):
+        torch.testing.assert_close(together, torch.stack(each))

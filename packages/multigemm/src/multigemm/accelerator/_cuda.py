@@ -54,7 +54,7 @@ class CUDAAccelerator(Accelerator):
         return torch.cuda.get_device_capability(self.device)
 
     def get_property(self, key: str) -> str | None:
-        """ "multigemm_native_moe" for "multi_gemm_moe" where the installed backend has code for this device."""
+        """The native layer for "multi_gemm_moe", where the installed backend has code for this device."""
         if key != "multi_gemm_moe":
             return super().get_property(key)
         capability = self.capability()
