@@ -221,6 +221,20 @@ def adapters(session: nox.Session) -> None:
 
 
 @nox.session
+def equivariant(session: nox.Session) -> None:
+    """The equivariant layers beside MACE, e3nn and cuEquivariance themselves, on the CPU."""
+    lend_torch(session)
+    pip_install(session, "pytest", "numpy", "ase", "mace-torch", "e3nn")
+    pip_install(session, "cuequivariance", "cuequivariance-torch")
+    native = [] if missing_compiler("cpu") else ["cpu"]
+    install_ours(session, "front", *native)
+    session.chdir(session.create_tmp())  # nothing of the source tree is importable from here
+    pytest = ["pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    backend = native[0] if native else "none"
+    session.run(*pytest, "--backend", backend, str(ROOT / "tests" / "equivariant"), *session.posargs)
+
+
+@nox.session
 def install_matrix(session: nox.Session) -> None:
     """Install from dist/ in every way that users do, into clean environments; `-- CASE ...` chooses."""
     for name in (name for name in PACKAGES if not missing_compiler(name)):
