@@ -8,6 +8,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <type_traits>
 
 #include "kernels/moe/numbers.cuh"
 #include "multigemm/abi_moe.h"
@@ -60,24 +61,34 @@ template <class A>
 MG_DEVICE Act<A> product(const Point<A>& f, A u) {
   return {f.value * u, f.slope * u, f.value};
 }
-template <bool kCoarse, class A>
+template <int kKind, bool kCoarse, class A>
 MG_DEVICE Act<A> act(const mg_moe_activate_problem& p, A g, A u) {
-  switch (p.activation) {
-    case MG_MOE_SILU: return product(silu<kCoarse>(g), u);
-    case MG_MOE_GELU: return product(gelu(g), u);
-    case MG_MOE_GELU_TANH: return product(gelu_tanh<kCoarse>(g), u);
-    case MG_MOE_RELU: return product(relu(g), u);
-    default: {
-      const A limit = A(p.limit), alpha = A(p.alpha);
-      const bool g_over = g > limit, u_over = u > limit, u_under = u < -limit;
-      const A x = g_over ? limit : g,
-              y = (u_over    ? limit
-                   : u_under ? -limit
-                             : u) +
-                  A(1),
-              s = sigmoid<kCoarse>(alpha * x);
-      return {y * x * s, g_over ? A(0) : y * s * (A(1) + alpha * x * (A(1) - s)), u_over || u_under ? A(0) : x * s};
-    }
+  if constexpr (kKind == MG_MOE_SILU)
+    return product(silu<kCoarse>(g), u);
+  else if constexpr (kKind == MG_MOE_GELU)
+    return product(gelu(g), u);
+  else if constexpr (kKind == MG_MOE_GELU_TANH)
+    return product(gelu_tanh<kCoarse>(g), u);
+  else if constexpr (kKind == MG_MOE_RELU)
+    return product(relu(g), u);
+  else {
+    const A limit = A(p.limit), alpha = A(p.alpha);
+    const bool g_over = g > limit, u_over = u > limit, u_under = u < -limit;
+    const A x = g_over ? limit : g, y = (u_over ? limit : u_under ? -limit : u) + A(1);
+    const A s = sigmoid<kCoarse>(alpha * x);
+    return {y * x * s, g_over ? A(0) : y * s * (A(1) + alpha * x * (A(1) - s)), u_over || u_under ? A(0) : x * s};
+  }
+}
+
+// Calls f with the activation as a constant: once for a pack instead of for each element.
+template <class Function>
+MG_DEVICE void with_kind(int32_t kind, const Function& f) {
+  switch (kind) {
+    case MG_MOE_SILU: return f(std::integral_constant<int, MG_MOE_SILU>());
+    case MG_MOE_GELU: return f(std::integral_constant<int, MG_MOE_GELU>());
+    case MG_MOE_GELU_TANH: return f(std::integral_constant<int, MG_MOE_GELU_TANH>());
+    case MG_MOE_RELU: return f(std::integral_constant<int, MG_MOE_RELU>());
+    default: return f(std::integral_constant<int, MG_MOE_CLAMPED>());
   }
 }
 
@@ -153,8 +164,11 @@ MG_KERNEL void activate(ActivateArguments a) {
       if (place < live) {
         A g[P::kCount], u[P::kCount];
         unpack_pair<P>(p, raw[i], g, u);
-        MG_UNROLL
-        for (int c = 0; c < P::kCount; ++c) values[c] = weight * act<P::kCoarse>(p, g[c], u[c]).value;
+        with_kind(p.activation, [&](auto kind) {
+          MG_UNROLL
+          for (int c = 0; c < P::kCount; ++c)
+            values[c] = weight * act<decltype(kind)::value, P::kCoarse>(p, g[c], u[c]).value;
+        });
       }
       P::write(p.out, p.dtype, place * p.width, at, values);
     }
@@ -182,14 +196,16 @@ MG_KERNEL void activate_backward(ActivateArguments a) {
         const Pair<P> raw = read_pair<P>(a, place, at);
         P::unpack(P::read(p.grad, p.dtype, place * p.width, at), d);
         unpack_pair<P>(p, raw, g, u);
-        MG_UNROLL
-        for (int c = 0; c < n; ++c) {
-          const Act<A> f = act<P::kCoarse>(p, g[c], u[c]);
-          dot += d[c] * f.value;
-          out[c] = weight * f.value;
-          g_grad[c] = weight * d[c] * f.gate;
-          u_grad[c] = weight * d[c] * f.up;
-        }
+        with_kind(p.activation, [&](auto kind) {
+          MG_UNROLL
+          for (int c = 0; c < n; ++c) {
+            const Act<A> f = act<decltype(kind)::value, P::kCoarse>(p, g[c], u[c]);
+            dot += d[c] * f.value;
+            out[c] = weight * f.value;
+            g_grad[c] = weight * d[c] * f.gate;
+            u_grad[c] = weight * d[c] * f.up;
+          }
+        });
       }
       write_pair<P>(a, place, at, g_grad, u_grad);
       if (p.out) P::write(p.out, p.dtype, place * p.width, at, out);

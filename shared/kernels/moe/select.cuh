@@ -26,15 +26,6 @@ struct Shape {
   static constexpr int kBins = kItems * gpu::kLanes + 1;
 };
 
-// More experts than in common models are kept in memory instead of registers: a fraction of the code.
-#if defined(__HIP__)
-#define MG_UNROLL_ITEMS _Pragma("unroll kItems <= 8 ? kItems : 1")
-#elif defined(MG_GPU)
-#define MG_UNROLL_ITEMS _Pragma("unroll (kItems <= 8 ? kItems : 1)")
-#else
-#define MG_UNROLL_ITEMS
-#endif
-
 // Keys have the order of the numbers, NaN above all; what is below any number marks experts that cannot be selected.
 MG_DEVICE uint32_t order_key(float value) {
   if (value != value) return 0xffffffffu;
@@ -52,6 +43,23 @@ MG_DEVICE uint64_t order_key(double value) {
 }
 constexpr uint32_t kTaken = 0, kBarred = 1;
 
+// Whether a lane keeps its items in registers. More of them than in common models are made again whenever they are
+// looked at, as registers do not suffice.
+template <int kItems>
+constexpr bool kept() {
+#if defined(MG_GPU)
+  return kItems <= 8;
+#else
+  return true;
+#endif
+}
+#if defined(__HIP__)
+#define MG_UNROLL_ITEMS _Pragma("unroll kItems <= 8 ? kItems : 1")
+#elif defined(MG_GPU)
+#define MG_UNROLL_ITEMS _Pragma("unroll (kItems <= 8 ? kItems : 1)")
+#else
+#define MG_UNROLL_ITEMS
+#endif
 // Few items are looped over without a branch, so that their loads are on the way together.
 template <int kItems>
 MG_DEVICE bool goes_on(int i, int experts) {
@@ -65,57 +73,87 @@ struct SelectRoom {
   A group[kTeams][MG_MOE_MOST_GROUPS];
 };
 
-template <class A, int kItems>
-struct Scores {
-  A values[kItems];
-  A top, sum;  // of a softmax
-};
-
 template <class A>
 MG_DEVICE A infinity() {
   return A(__builtin_inf());
 }
 
+// The scores of a lane's experts.
+template <class A, int kItems>
+struct Scores {
+  A values[kept<kItems>() ? kItems : 1];
+  A top, sum;  // of a softmax
+};
+
+template <class A>
+MG_DEVICE A logit_of(const mg_moe_route_problem& p, int64_t token, int e) {
+  return simt::load<A>(p.logits, p.dtype, token * p.logits_stride[0] + e * p.logits_stride[1]);
+}
+template <class A>
+MG_DEVICE A score_of(const mg_moe_route_problem& p, A logit, A top, A sum) {
+  return p.score == MG_MOE_SIGMOID ? A(1) / (A(1) + gpu::exponential(-logit)) : gpu::exponential(logit - top) / sum;
+}
+
+// Item i of this lane, which is expert e; minus infinity and zero beyond the last expert.
+template <class A, int kItems>
+MG_DEVICE A score_at(const mg_moe_route_problem& p, int64_t token, const Scores<A, kItems>& s, int i, int e) {
+  if constexpr (kept<kItems>())
+    return s.values[i];
+  else
+    return e < p.experts ? score_of(p, logit_of<A>(p, token, e), s.top, s.sum) : A(0);
+}
+
 template <class T, class A, int kItems>
-MG_DEVICE void load_logits(const mg_moe_route_problem& p, int64_t row, A (&values)[kItems]) {
-  const T* from = static_cast<const T*>(p.logits) + row;
+MG_DEVICE void load_logits(const mg_moe_route_problem& p, int64_t token, Scores<A, kItems>& s) {
+  const T* from = static_cast<const T*>(p.logits) + token * p.logits_stride[0];
   const int experts = static_cast<int>(p.experts);
+  s.top = -infinity<A>();
   MG_UNROLL_ITEMS
   for (int i = 0; goes_on<kItems>(i, experts); ++i) {
     const int e = i * gpu::kLanes + gpu::lane_index();
-    values[i] = e < experts ? static_cast<A>(widen(from[e * p.logits_stride[1]])) : -infinity<A>();
+    const A value = e < experts ? static_cast<A>(widen(from[e * p.logits_stride[1]])) : -infinity<A>();
+    if constexpr (kept<kItems>())
+      s.values[i] = value;
+    else if (value > s.top)
+      s.top = value;
   }
 }
 
 template <class A, int kItems>
 MG_DEVICE void compute_scores(const mg_moe_route_problem& p, int64_t token, Scores<A, kItems>& s) {
   const int lane = gpu::lane_index(), experts = static_cast<int>(p.experts);
-  const int64_t row = token * p.logits_stride[0];
   switch (p.dtype) {
-    case MG_FLOAT64: load_logits<double>(p, row, s.values); break;
-    case MG_FLOAT32: load_logits<float>(p, row, s.values); break;
-    case MG_FLOAT16: load_logits<Half>(p, row, s.values); break;
-    default: load_logits<Bfloat>(p, row, s.values);
+    case MG_FLOAT64: load_logits<double>(p, token, s); break;
+    case MG_FLOAT32: load_logits<float>(p, token, s); break;
+    case MG_FLOAT16: load_logits<Half>(p, token, s); break;
+    default: load_logits<Bfloat>(p, token, s);
   }
-  s.top = -infinity<A>();
-  MG_UNROLL_ITEMS
-  for (int i = 0; goes_on<kItems>(i, experts); ++i)
-    if (s.values[i] > s.top) s.top = s.values[i];
-  s.sum = A(0);
-  if (p.score == MG_MOE_SOFTMAX) s.top = gpu::team_max(s.top);
-  MG_UNROLL_ITEMS
-  for (int i = 0; goes_on<kItems>(i, experts); ++i) {
-    const int e = i * gpu::kLanes + lane;
-    if (p.score == MG_MOE_SIGMOID)
-      s.values[i] = A(1) / (A(1) + gpu::exponential(-s.values[i]));
-    else
-      s.values[i] = e < experts ? gpu::exponential(s.values[i] - s.top) : A(0);
-    if (e < experts) s.sum += s.values[i];
+  s.sum = A(1);
+  if (p.score == MG_MOE_SOFTMAX) {
+    if constexpr (kept<kItems>()) {
+      MG_UNROLL_ITEMS
+      for (int i = 0; goes_on<kItems>(i, experts); ++i)
+        if (s.values[i] > s.top) s.top = s.values[i];
+    }
+    s.top = gpu::team_max(s.top);
+    A sum = A(0);
+    MG_UNROLL_ITEMS
+    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
+      const int e = i * gpu::kLanes + lane;
+      A part = A(0);
+      if constexpr (kept<kItems>())
+        s.values[i] = part = e < experts ? gpu::exponential(s.values[i] - s.top) : A(0);
+      else if (e < experts)
+        part = gpu::exponential(logit_of<A>(p, token, e) - s.top);
+      sum += part;
+    }
+    s.sum = gpu::team_sum(sum);
   }
-  if (p.score != MG_MOE_SOFTMAX) return;
-  s.sum = gpu::team_sum(s.sum);
-  MG_UNROLL_ITEMS
-  for (int i = 0; goes_on<kItems>(i, experts); ++i) s.values[i] /= s.sum;
+  if constexpr (kept<kItems>()) {
+    MG_UNROLL_ITEMS
+    for (int i = 0; goes_on<kItems>(i, experts); ++i)
+      s.values[i] = p.score == MG_MOE_SIGMOID ? score_of(p, s.values[i], s.top, s.sum) : s.values[i] / s.sum;
+  }
 }
 
 // Of all lanes, the largest key with the smallest index among equal ones.
@@ -126,8 +164,8 @@ MG_DEVICE int largest(Key key, int index) {
 }
 
 // The groups that may be selected from, as bits.
-template <class A, int kItems>
-MG_DEVICE uint64_t best_groups(const mg_moe_route_problem& p, const A* choice, A* room) {
+template <class A, int kItems, class ChoiceOf>
+MG_DEVICE uint64_t best_groups(const mg_moe_route_problem& p, const ChoiceOf& choice_of, A* room) {
   const int lane = gpu::lane_index(), experts = static_cast<int>(p.experts), size = experts / p.expert_groups;
   for (int q = 0; q < p.expert_groups; ++q) {
     A first = -infinity<A>(), second = -infinity<A>();
@@ -135,11 +173,12 @@ MG_DEVICE uint64_t best_groups(const mg_moe_route_problem& p, const A* choice, A
     for (int i = 0; goes_on<kItems>(i, experts); ++i) {
       const int e = i * gpu::kLanes + lane;
       if (e >= experts || e / size != q) continue;
-      if (choice[i] > first) {
+      const A choice = choice_of(i, e);
+      if (choice > first) {
         second = first;
-        first = choice[i];
-      } else if (choice[i] > second) {
-        second = choice[i];
+        first = choice;
+      } else if (choice > second) {
+        second = choice;
       }
     }
     MG_UNROLL
@@ -176,43 +215,55 @@ MG_DEVICE void select_token(const mg_moe_route_problem& p, int64_t token, Select
   const int team = static_cast<int>(threadIdx.x) / gpu::kLanes;
   Scores<A, kItems> s;
   compute_scores(p, token, s);
-  decltype(order_key(A(0))) keys[kItems];
-  {
-    A choice[kItems];
+  const auto choice_of = [&](int i, int e) {
+    const A score = score_at<A, kItems>(p, token, s, i, e);
+    return p.correction && e < experts ? score + static_cast<const A*>(p.correction)[e] : score;
+  };
+  const bool grouped = p.expert_groups > 1;
+  const uint64_t allowed = grouped ? best_groups<A, kItems>(p, choice_of, room.group[team]) : ~uint64_t{0};
+  const int size = grouped ? experts / p.expert_groups : experts;
+  using Key = decltype(order_key(A(0)));
+  const auto make_key = [&](int i, int e) -> Key {
+    if (e >= experts) return kTaken;
+    return grouped && !(allowed >> (e / size) & 1) ? Key(kBarred) : order_key(choice_of(i, e));
+  };
+  Key keys[kept<kItems>() ? kItems : 1];
+  uint32_t taken = 0;  // items, where keys are not kept
+  if constexpr (kept<kItems>()) {
     MG_UNROLL_ITEMS
-    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
-      const int e = i * gpu::kLanes + lane;
-      choice[i] = s.values[i];
-      if (p.correction && e < experts) choice[i] += static_cast<const A*>(p.correction)[e];
-    }
-    const bool grouped = p.expert_groups > 1;
-    const uint64_t kept = grouped ? best_groups<A, kItems>(p, choice, room.group[team]) : ~uint64_t{0};
-    const int size = grouped ? experts / p.expert_groups : experts;
-    MG_UNROLL_ITEMS
-    for (int i = 0; goes_on<kItems>(i, experts); ++i) {
-      const int e = i * gpu::kLanes + lane;
-      keys[i] = order_key(choice[i]);
-      if (grouped && e < experts && !(kept >> (e / size) & 1)) keys[i] = kBarred;
-      if (e >= experts) keys[i] = kTaken;
-    }
+    for (int i = 0; goes_on<kItems>(i, experts); ++i) keys[i] = make_key(i, i * gpu::kLanes + lane);
   }
+  const auto key_of = [&](int i) -> Key {
+    if constexpr (kept<kItems>())
+      return keys[i];
+    else
+      return taken >> i & 1 ? Key(kTaken) : make_key(i, i * gpu::kLanes + lane);
+  };
   A total = A(0);
   for (int j = 0; j < k; ++j) {
-    auto key = keys[0];
+    Key key = key_of(0);
     int mine = 0;
-    A score = s.values[0];
     MG_UNROLL_ITEMS
     for (int i = 1; goes_on<kItems>(i, experts); ++i) {
-      if (keys[i] <= key) continue;
-      key = keys[i];
+      const Key other = key_of(i);
+      if (other <= key) continue;
+      key = other;
       mine = i;
-      score = s.values[i];
     }
     const int e = largest(key, mine * gpu::kLanes + lane);
+    A score = A(0);
+    if constexpr (kept<kItems>()) {
+      MG_UNROLL_ITEMS
+      for (int i = 0; goes_on<kItems>(i, experts); ++i) {
+        if (i * gpu::kLanes + lane != e) continue;
+        score = s.values[i];
+        keys[i] = kTaken;
+      }
+    } else if (mine * gpu::kLanes + lane == e) {
+      score = score_at<A, kItems>(p, token, s, mine, e);
+      taken |= 1u << mine;
+    }
     score = gpu::value_of_lane(score, e % gpu::kLanes);
-    MG_UNROLL_ITEMS
-    for (int i = 0; goes_on<kItems>(i, experts); ++i)
-      if (i * gpu::kLanes + lane == e) keys[i] = kTaken;
     total += score;
     if (lane == 0) {
       room.expert[team][j] = e;
@@ -244,8 +295,7 @@ MG_DEVICE void route_gradient(const mg_moe_route_problem& p, int64_t token) {
   for (int j = 0; j < MG_MOE_MOST_SLOTS; ++j) {
     if (j >= k) continue;
     chosen[j] = static_cast<int>(ids[j]);
-    const A l = simt::load<A>(p.logits, p.dtype, token * p.logits_stride[0] + ids[j] * p.logits_stride[1]);
-    scores[j] = p.score == MG_MOE_SIGMOID ? A(1) / (A(1) + gpu::exponential(-l)) : gpu::exponential(l - s.top) / s.sum;
+    scores[j] = score_of(p, logit_of<A>(p, token, chosen[j]), s.top, s.sum);
     total += scores[j];
   }
   MG_UNROLL
@@ -266,7 +316,8 @@ MG_DEVICE void route_gradient(const mg_moe_route_problem& p, int64_t token) {
     MG_UNROLL
     for (int j = 0; j < MG_MOE_MOST_SLOTS; ++j)
       if (j < k && chosen[j] == e) slope = slopes[j];
-    const A value = s.values[i] * (p.score == MG_MOE_SIGMOID ? (A(1) - s.values[i]) * slope : slope - inner);
+    const A score = score_at<A, kItems>(p, token, s, i, e);
+    const A value = score * (p.score == MG_MOE_SIGMOID ? (A(1) - score) * slope : slope - inner);
     simt::store<A>(p.grad_logits, p.dtype, token * p.experts + e, value);
   }
 }
