@@ -248,7 +248,7 @@ def rotation(degree: int) -> torch.Tensor:
     result = torch.ones(1, 1, dtype=torch.float64)
     for step in range(1, degree + 1):
         w = wigner_3j(1, step - 1, step)
-        result = (2 * step + 1) * torch.einsum("ijk,ia,jb,abc->kc", w, one, result, w)
+        result = (2 * step + 1) * torch.einsum("ijk,ia,jb,abc->kc", w, one, result, w).contiguous()
     return result
 
 
