@@ -13,7 +13,12 @@ namespace multigemm {
 namespace moe {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 128;                   // packs of one row that a team handles at once
+// Packs of one row that a team handles at once. Of several for a lane, AMD's compiler keeps arrays in memory.
+#if defined(__HIP__)
+constexpr int kTile = gpu::kLanes;
+#else
+constexpr int kTile = 128;
+#endif
 constexpr int kPacks = kTile / gpu::kLanes;  // of them, a lane's
 
 struct Half {
