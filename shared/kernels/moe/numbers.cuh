@@ -58,9 +58,13 @@ struct Wide<double> {
   using type = double;
 };
 
+#if defined(__HIP__)
+typedef uint32_t Word16 __attribute__((ext_vector_type(4)));  // AMD's compiler keeps a struct of an array in memory
+#else
 struct alignas(16) Word16 {
   uint32_t words[4];
 };
+#endif
 
 // Elements of type T, which every operand has.
 template <class T>
