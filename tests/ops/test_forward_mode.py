@@ -76,3 +76,32 @@ def test_out_is_refused(device: torch.device) -> None:
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         with pytest.raises(errors.OptionError, match="not differentiable"):
             multigemm.grouped_mm(dual, w, sizes, out=x.new_empty(10, 2))
+
+
+@pytest.mark.parametrize("outer", ["jacfwd", "jacrev"])
+@pytest.mark.parametrize("inner", ["jacfwd", "jacrev"])
+def test_mixed_derivatives_at_two_levels(inner: str, outer: str, pinned: str, device: torch.device) -> None:
+    """Of one operand inside and of the other one outside; the inner level must not hide the outer one."""
+    outside, inside = getattr(torch.func, outer), getattr(torch.func, inner)
+    sizes = torch.tensor([1, 2], device=device)
+    x, w = torch.randn(3, 2, dtype=torch.float64), torch.randn(2, 2, 3, dtype=torch.float64)
+    x, w, gy = x.to(device), w.to(device), torch.randn(3, 3, dtype=torch.float64).to(device)
+
+    def rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return multigemm.grouped_mm(x, w, sizes)
+
+    def rows_by_hand(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:1] @ w[0], x[1:] @ w[1]])
+
+    def wgrad(x: torch.Tensor, gy: torch.Tensor) -> torch.Tensor:
+        return multigemm.grouped_mm_wgrad(x, gy, sizes)
+
+    def wgrad_by_hand(x: torch.Tensor, gy: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:1].mT @ gy[:1], x[1:].mT @ gy[1:]])
+
+    for ours, by_hand, other in ((rows, rows_by_hand, w), (wgrad, wgrad_by_hand, gy)):
+        for first, second in ((0, 1), (1, 0)):
+            found = outside(inside(ours, argnums=second), argnums=first)(x, other)
+            expected = outside(inside(by_hand, argnums=second), argnums=first)(x, other)
+            assert expected.any()
+            torch.testing.assert_close(found, expected)

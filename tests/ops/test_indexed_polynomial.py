@@ -93,6 +93,8 @@ def test_derivatives_to_the_fourth_order(kernel: str, device: torch.device, pois
 
 
 def test_the_same_call_gives_the_same_bits(kernel: str, device: torch.device) -> None:
+    if kernel == "reference" and device.type != "cpu":
+        pytest.skip("the reference adds by PyTorch's index_add, which takes any order on a GPU")
     p, x, w, _ = case(kernel, device, 300, 19)
     x.requires_grad_()
     w.requires_grad_()

@@ -32,7 +32,7 @@ def _profiled(call: Callable[[], object]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as record:
         result = call()
     del result
     with tempfile.TemporaryDirectory() as folder:

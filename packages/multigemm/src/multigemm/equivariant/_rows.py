@@ -13,7 +13,7 @@ import torch
 from .. import _environment
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
 from ..ops import GroupOrder, sort_by_group
-from ..ops._library import forward_mode
+from ..ops._library import forward_mode, outer_tangents
 
 
 def labels_of(op: str, attributes: torch.Tensor, x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -102,4 +102,5 @@ class _GatherWithTangents(_Gather):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        return gather(tangents[0], *ctx.saved_for_forward)
+        with outer_tangents():
+            return gather(tangents[0], *ctx.saved_for_forward)

@@ -41,7 +41,7 @@ class Contraction(nn.Module):
 
     def all_weights(self) -> list[nn.Parameter]:
         """By falling degree."""
-        return [self.weights_max, *self.weights]
+        return [self.weights_max, *(self.weights[i] for i in range(len(self.weights)))]
 
     def _derived(self) -> dict[str, torch.Tensor]:
         like = self.weights_max

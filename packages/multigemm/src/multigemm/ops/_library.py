@@ -7,6 +7,7 @@ allocated uninitialised on the operands' device.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -91,6 +92,19 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
     if not forward_mode():
         return False
     return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def saved_for_tangents(ctx: Any) -> tuple[Any, ...]:
+    """What ``save_for_forward`` kept, without the tangents of the level that is being computed."""
+    saved = ctx.saved_for_forward
+    return tuple(None if t is None else forward_ad.unpack_dual(t).primal for t in saved)
+
+
+def outer_tangents() -> contextlib.AbstractContextManager[Any]:
+    """Lets outer levels of forward mode see the products of a ``jvp``, inside of which PyTorch disables them:
+    the mixed second derivative of a product would be lost."""
+    mode: contextlib.AbstractContextManager[Any] = forward_ad._set_fwd_grad_enabled(True)
+    return mode
 
 
 def sum_of(terms: list[torch.Tensor]) -> torch.Tensor | None:

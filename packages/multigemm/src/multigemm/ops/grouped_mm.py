@@ -26,7 +26,9 @@ from ._library import (
     forward_mode,
     grad_needed,
     has_tangent,
+    outer_tangents,
     register_fake,
+    saved_for_tangents,
     sum_of,
 )
 
@@ -205,7 +207,6 @@ class _GroupedMM(Function):
         ctx: Any, x_tangent: torch.Tensor | None, w_tangent: torch.Tensor | None, *others: Any
     ) -> torch.Tensor | None:
         """dy = dx w + x dw + dbias, in the dtype of y."""
-        x, w, groups = ctx.saved_for_forward
         offsets, precision, implementation = ctx.options
         bias_tangent = others[2]
 
@@ -215,12 +216,14 @@ class _GroupedMM(Function):
             )
             return result
 
-        terms = [product(x_tangent, w)] if x_tangent is not None else []
-        if w_tangent is not None:
-            terms.append(product(x, w_tangent))
-        if bias_tangent is not None:
-            terms.append(product(torch.zeros_like(x), torch.zeros_like(w), bias_tangent))
-        return sum_of(terms)
+        with outer_tangents():
+            x, w, groups = saved_for_tangents(ctx)
+            terms = [product(x_tangent, w)] if x_tangent is not None else []
+            if w_tangent is not None:
+                terms.append(product(x, w_tangent))
+            if bias_tangent is not None:
+                terms.append(product(torch.zeros_like(x), torch.zeros_like(w), bias_tangent))
+            return sum_of(terms)
 
     @staticmethod
     def backward(ctx: Any, gy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -25,7 +25,9 @@ from ._library import (
     forward_mode,
     grad_needed,
     has_tangent,
+    outer_tangents,
     register_fake,
+    saved_for_tangents,
     sum_of,
 )
 
@@ -205,12 +207,13 @@ class _GroupedMMWgrad(Function):
         ctx: Any, x_tangent: torch.Tensor | None, gy_tangent: torch.Tensor | None, *others: Any
     ) -> torch.Tensor | None:
         """d(dw) = dx^T gy + x^T dgy, in the dtype of dw."""
-        x, gy, groups = ctx.saved_for_forward
         wgrad = torch.ops.multigemm.grouped_mm_wgrad.default
-        terms = [wgrad(x_tangent, gy, groups, *ctx.forward_options)] if x_tangent is not None else []
-        if gy_tangent is not None:
-            terms.append(wgrad(x, gy_tangent, groups, *ctx.forward_options))
-        return sum_of(terms)
+        with outer_tangents():
+            x, gy, groups = saved_for_tangents(ctx)
+            terms = [wgrad(x_tangent, gy, groups, *ctx.forward_options)] if x_tangent is not None else []
+            if gy_tangent is not None:
+                terms.append(wgrad(x, gy_tangent, groups, *ctx.forward_options))
+            return sum_of(terms)
 
     @staticmethod
     def backward(ctx: Any, gdw: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

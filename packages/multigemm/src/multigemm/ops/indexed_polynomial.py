@@ -23,7 +23,7 @@ import torch
 from .. import _reference_polynomial, _route_polynomial
 from .._errors import DeviceError, DTypeError, ShapeError
 from . import _direct
-from ._library import LIB, Function, forward_mode, register_fake, sum_of
+from ._library import LIB, Function, forward_mode, outer_tangents, register_fake, saved_for_tangents, sum_of
 from ._polynomial import Polynomial as Polynomial
 from ._polynomial import batched
 
@@ -251,11 +251,14 @@ class _Value(_Derivatives):
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
-        x, vs, (w,), rest = _Value.saved(ctx, ctx.saved_for_forward)
-        terms = [_y(x, [*vs, dx], w, rest)] if dx is not None else []
-        terms += [_y(x, [*_without(vs, i), d], w, rest) for i, d in enumerate(tangents[:3]) if d is not None]
-        terms += [_y(x, vs, tangents[3], rest)] if tangents[3] is not None else []
-        return _sum(terms, _like_y(x, w, Polynomial(*rest)))
+        with outer_tangents():
+            x, vs, (w,), rest = _Value.saved(ctx, saved_for_tangents(ctx))
+            terms = [_y(x, [*vs, dx], w, rest)] if dx is not None else []
+            terms += [
+                _y(x, [*_without(vs, i), d], w, rest) for i, d in enumerate(tangents[:3]) if d is not None
+            ]
+            terms += [_y(x, vs, tangents[3], rest)] if tangents[3] is not None else []
+            return _sum(terms, _like_y(x, w, Polynomial(*rest)))
 
 
 class _XGrad(_Derivatives):
@@ -285,14 +288,17 @@ class _XGrad(_Derivatives):
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
-        x, vs, (w, gy), rest = _XGrad.saved(ctx, ctx.saved_for_forward)
-        terms = [_gx(x, [*vs, dx], w, gy, rest)] if dx is not None else []
-        terms += [
-            _gx(x, [*_without(vs, i), d], w, gy, rest) for i, d in enumerate(tangents[:2]) if d is not None
-        ]
-        terms += [_gx(x, vs, tangents[2], gy, rest)] if tangents[2] is not None else []
-        terms += [_gx(x, vs, w, tangents[3], rest)] if tangents[3] is not None else []
-        return _sum(terms, x)
+        with outer_tangents():
+            x, vs, (w, gy), rest = _XGrad.saved(ctx, saved_for_tangents(ctx))
+            terms = [_gx(x, [*vs, dx], w, gy, rest)] if dx is not None else []
+            terms += [
+                _gx(x, [*_without(vs, i), d], w, gy, rest)
+                for i, d in enumerate(tangents[:2])
+                if d is not None
+            ]
+            terms += [_gx(x, vs, tangents[2], gy, rest)] if tangents[2] is not None else []
+            terms += [_gx(x, vs, w, tangents[3], rest)] if tangents[3] is not None else []
+            return _sum(terms, x)
 
 
 class _WGrad(_Derivatives):
@@ -322,14 +328,17 @@ class _WGrad(_Derivatives):
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
-        x, vs, (gy,), rest = _WGrad.saved(ctx, ctx.saved_for_forward)
-        n = ctx.groups
-        terms = [_gw(x, [*vs, dx], gy, n, rest)] if dx is not None else []
-        terms += [
-            _gw(x, [*_without(vs, i), d], gy, n, rest) for i, d in enumerate(tangents[:3]) if d is not None
-        ]
-        terms += [_gw(x, vs, tangents[3], n, rest)] if tangents[3] is not None else []
-        return _sum(terms, _like_w(x, gy, n, Polynomial(*rest)))
+        with outer_tangents():
+            x, vs, (gy,), rest = _WGrad.saved(ctx, saved_for_tangents(ctx))
+            n = ctx.groups
+            terms = [_gw(x, [*vs, dx], gy, n, rest)] if dx is not None else []
+            terms += [
+                _gw(x, [*_without(vs, i), d], gy, n, rest)
+                for i, d in enumerate(tangents[:3])
+                if d is not None
+            ]
+            terms += [_gw(x, vs, tangents[3], n, rest)] if tangents[3] is not None else []
+            return _sum(terms, _like_w(x, gy, n, Polynomial(*rest)))
 
 
 for _name, _class, _kernel, _position in (
