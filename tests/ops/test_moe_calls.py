@@ -11,14 +11,15 @@ import torch
 
 pytest.importorskip("pydantic")
 
-from moe_kit import NAMES, SMALL, VARIANTS, close, make, tensors, tokens
+from moe_kit import NAMES, SMALL, VARIANTS, close, make, skip_unless_there, tensors, tokens
 
 from multigemm import errors
 from multigemm.moe import MoEConfig, MoEFeedForward, Routing, moe_feed_forward, registry, route
 
 
 @pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request: pytest.FixtureRequest, device: torch.device) -> str:
+    skip_unless_there(request.param, device)
     return str(request.param)
 
 

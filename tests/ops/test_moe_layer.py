@@ -11,13 +11,14 @@ from oracle import ROUNDOFF
 
 pytest.importorskip("pydantic")
 
-from moe_kit import NAMES, SMALL, VARIANTS, close, make, tensors, tokens
+from moe_kit import NAMES, SMALL, VARIANTS, close, make, skip_unless_there, tensors, tokens
 
 from multigemm.moe import Routing
 
 
 @pytest.fixture(params=NAMES)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request: pytest.FixtureRequest, device: torch.device) -> str:
+    skip_unless_there(request.param, device)
     return str(request.param)
 
 

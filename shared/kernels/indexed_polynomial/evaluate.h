@@ -30,7 +30,11 @@ struct Tables {
   const int32_t* last;
 };
 
-MG_EVERYWHERE constexpr int size_of(int set) { return set == 0 ? 0 : (set & 1) + size_of(set >> 1); }
+MG_EVERYWHERE constexpr int size_of(int set) {
+  int size = 0;
+  for (; set != 0; set >>= 1) size += set & 1;
+  return size;
+}
 
 // factor(a, i): component i of x (a = 0) or of direction a. sums[0]: sum over the pair's terms of w X[k], sums[a] of
 // w V_a[k]. `each(t, w, k)` is called for each term.
