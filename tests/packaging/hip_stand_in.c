@@ -44,7 +44,7 @@ typedef struct {
 static struct {
     const void *address;
     const char *name;
-} kernels[100];
+} kernels[4096];
 static int known, device, last;
 
 static int done(const char *name) { return last = outcome(name); }
@@ -57,6 +57,7 @@ void **__hipRegisterFatBinary(const void *image) {
 void __hipRegisterFunction(void **binary, const void *host, char *kernel, const char *name, unsigned threads, void *a,
                            void *b, void *c, void *d, int *e) {
     (void)binary, (void)kernel, (void)threads, (void)a, (void)b, (void)c, (void)d, (void)e;
+    if (known == sizeof kernels / sizeof *kernels) abort();
     kernels[known].address = host;
     kernels[known++].name = name;
 }
