@@ -7,14 +7,10 @@ whose values have to stay in registers. Kernels for matrix cores have to use the
 
 from __future__ import annotations
 
-import argparse
 import io
-import json
 import re
 import struct
 import sys
-import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +18,7 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
+from wheel_code import core, parser, report
 
 SECTION, MAGIC = ".hip_fatbin", b"__CLANG_OFFLOAD_BUNDLE__"
 # The machine number in the flags of an ELF file for AMD: LLVM's "User Guide for AMDGPU Backend".
@@ -146,23 +143,14 @@ def findings(code: Sequence[tuple[str, bytes]], architectures: Sequence[str]) ->
 
 def check_wheel(path: Path) -> Iterator[str]:
     """Every finding about one wheel; a wheel that is not for AMD has none."""
-    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-        package = path.name.split("-")[0]
-        info = json.loads(wheel.read(f"{package}/backend.json"))
-        if info["kind"] != "rocm":
-            return
-        code = read(Path(wheel.extract(f"{package}/{info['core']}", folder)))
-    yield from findings(code, info["architectures"])
+    with core(path, "rocm") as found:
+        if found is not None:
+            info, library = found
+            yield from findings(read(library), info["architectures"])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
-    options = parser.parse_args(arguments)
-    found = [f"{path.name}: {line}" for path in options.wheels for line in check_wheel(path)]
-    for line in found:
-        print(line)
-    return 1 if found else 0
+    return report(parser(__doc__).parse_args(arguments).wheels, check_wheel)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ the library as the instructions that it is there for, and no level that it does 
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from wheel_code import core, parser, report
 
 # What products are made of at each level: fused multiply-adds on vectors of its width.
 TELLING = {
@@ -48,22 +46,14 @@ def findings(code: str, architectures: Sequence[str]) -> Iterator[str]:
 
 def check_wheel(path: Path) -> Iterator[str]:
     """Every finding about one wheel; a wheel that is not for the CPU has none."""
-    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-        package = path.name.split("-")[0]
-        info = json.loads(wheel.read(f"{package}/backend.json"))
-        if info["kind"] == "cpu":
-            code = disassemble(Path(wheel.extract(f"{package}/{info['core']}", folder)))
-            yield from findings(code, info["architectures"])
+    with core(path, "cpu") as found:
+        if found is not None:
+            info, library = found
+            yield from findings(disassemble(library), info["architectures"])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
-    options = parser.parse_args(arguments)
-    found = [f"{path.name}: {line}" for path in options.wheels for line in check_wheel(path)]
-    for line in found:
-        print(line)
-    return 1 if found else 0
+    return report(parser(__doc__).parse_args(arguments).wheels, check_wheel)
 
 
 if __name__ == "__main__":

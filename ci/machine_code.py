@@ -7,19 +7,18 @@ instructions, which cuobjdump prints. `--list` prints what was found in each ker
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from wheel_code import core, parser, report
 
 
 @dataclass(frozen=True)
@@ -174,12 +173,11 @@ def findings(
 
 def check_wheel(path: Path, show: bool = False) -> Iterator[str]:
     """Every finding about one wheel; a wheel without device code has none."""
-    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
-        package = path.name.split("-")[0]
-        info = json.loads(wheel.read(f"{package}/backend.json"))
-        if info["kind"] != "cuda":
+    with core(path, "cuda") as found:
+        if found is None:
             return
-        kernels, ptx = read(Path(wheel.extract(f"{package}/{info['core']}", folder)))
+        info, library = found
+        kernels, ptx = read(library)
     for kernel in kernels if show else ():
         told = {o: n for o, n in kernel.opcodes.items() if o in {"HGMMA", "UTMALDG", "DMMA", "HMMA", *LOCAL}}
         print(f"{kernel.architecture} {kernel.registers:3} registers {told} {kernel.name}")
@@ -187,14 +185,10 @@ def check_wheel(path: Path, show: bool = False) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
-    parser.add_argument("--list", action="store_true", help="print each kernel's telling instructions too")
-    options = parser.parse_args()
-    found = [f"{path.name}: {line}" for path in options.wheels for line in check_wheel(path, options.list)]
-    for line in found:
-        print(line)
-    return 1 if found else 0
+    options = parser(__doc__)
+    options.add_argument("--list", action="store_true", help="print each kernel's telling instructions too")
+    given = options.parse_args()
+    return report(given.wheels, partial(check_wheel, show=given.list))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from multigemm import _precision
+from multigemm import _dispatch, _precision
+from multigemm.ops import _route
 
 MATMUL = torch.backends.cuda.matmul
 
@@ -59,3 +60,21 @@ def test_torch_is_told_for_the_time_of_a_product() -> None:
     for other in (operand(torch.float64), operand(device="cpu")):
         with _precision.held(other, "ieee"):
             assert MATMUL.fp32_precision == "tf32"
+
+
+@pytest.mark.parametrize("asked", ["", "ieee", "tf32"])
+@pytest.mark.parametrize("flag", ["ieee", "tf32"])
+@pytest.mark.parametrize("name", ["native", "torch"])
+def test_a_backend_is_told(name: str, flag: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native kernels by the last but one argument; for PyTorch's own products its flag is held."""
+    seen: list[tuple[str, str]] = []
+
+    def leaf(*arguments: Any) -> None:
+        seen.append((arguments[-2], MATMUL.fp32_precision))
+
+    monkeypatch.setattr(_dispatch, "backend_for", lambda device_type: SimpleNamespace(name="fake"))
+    MATMUL.fp32_precision = flag
+    _route.implementation("grouped_mm", leaf, torch.device("cuda"), name)(operand(), asked)
+    wanted = asked or flag
+    assert seen == [(wanted, wanted if name == "torch" else flag)]
+    assert MATMUL.fp32_precision == flag

@@ -10,8 +10,6 @@
 namespace multigemm {
 namespace mfma {
 
-inline int64_t bytes_of(int32_t dtype) { return dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2; }
-
 inline std::string refusal(int64_t rows, int64_t batch, const mg_groups& groups, int32_t dtype, int32_t out_dtype,
                            const DeviceFacts& device) {
   // gfx90a tells version 9.0 and gfx942 9.4: the others of 9.0 have no wheel, those of 10 and up no such instruction.

@@ -9,6 +9,8 @@ namespace multigemm {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+inline int64_t dtype_bytes(int32_t dtype) { return dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2; }
+
 // Whether lines of unit stride can be read or written 16 bytes at a time: `strides` of the `count` outer dimensions,
 // `sizes` of them and then the line's length, which need not be whole if each access is guarded (`guarded`).
 inline bool wide_lines(const void* data, int64_t element_bytes, const int64_t* strides, const int64_t* sizes, int count,

@@ -47,14 +47,14 @@ int launch_rows_mfma(const mg_grouped_mm_problem& p, const DeviceFacts& device, 
   using namespace mfma;
   RowsCall call{};
   call.p = p;
-  const int64_t bytes = bytes_of(p.dtype);
+  const int64_t bytes = dtype_bytes(p.dtype);
   const bool w_along_k = !(p.w_stride[3] == 1 || p.outer == 1);
   const int64_t x_sizes[3] = {p.rows, p.batch, p.inner}, out_sizes[3] = {p.rows, p.batch, p.outer};
   const int64_t w_sizes[4] = {p.groups.count, p.batch, w_along_k ? p.outer : p.inner, w_along_k ? p.inner : p.outer};
   const int64_t w_stride[3] = {p.w_stride[0], p.w_stride[1], w_along_k ? p.w_stride[3] : p.w_stride[2]};
   call.x_wide = wide_lines(p.x, bytes, p.x_stride, x_sizes, 2);
   call.w_wide = wide_lines(p.w, bytes, w_stride, w_sizes, 3);
-  call.out_wide = wide_lines(p.out, bytes_of(p.out_dtype), p.out_stride, out_sizes, 2, true);
+  call.out_wide = wide_lines(p.out, dtype_bytes(p.out_dtype), p.out_stride, out_sizes, 2, true);
   switch (p.dtype) {
     case MG_FLOAT64: return launch_type<Double>(call, device, stream);
     case MG_FLOAT32:

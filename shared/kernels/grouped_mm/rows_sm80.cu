@@ -94,7 +94,7 @@ std::string rows_sm80_refusal(const mg_grouped_mm_problem& p, const DeviceFacts&
   if (p.inner > 1 && p.outer > 1 && p.w_stride[2] != 1 && p.w_stride[3] != 1)
     return "w is contiguous neither along K nor M";
   if (p.outer > 1 && p.out_stride[2] != 1) return "out is not contiguous along M";
-  if (sm80::ceil_div(p.outer, 16) > (int64_t{1} << 30) / p.batch) return "B times M is too large";
+  if (ceil_div(p.outer, 16) > (int64_t{1} << 30) / p.batch) return "B times M is too large";
   return "";
 }
 
@@ -105,13 +105,13 @@ int launch_rows_sm80(const mg_grouped_mm_problem& p, const DeviceFacts& device, 
   call.p = p;
   call.w_along_k = !(p.w_stride[3] == 1 || p.outer == 1);
   const int64_t sizes[3] = {p.rows, p.batch, p.inner};
-  call.x_wide = wide_lines(p.x, p.dtype, p.x_stride, sizes, 2);
+  call.x_wide = wide_lines(p.x, dtype_bytes(p.dtype), p.x_stride, sizes, 2);
   const int64_t w_sizes[4] = {p.groups.count, p.batch, call.w_along_k ? p.outer : p.inner,
                               call.w_along_k ? p.inner : p.outer};
   const int64_t w_stride[3] = {p.w_stride[0], p.w_stride[1], call.w_along_k ? p.w_stride[3] : p.w_stride[2]};
-  call.w_wide = wide_lines(p.w, p.dtype, w_stride, w_sizes, 3);
+  call.w_wide = wide_lines(p.w, dtype_bytes(p.dtype), w_stride, w_sizes, 3);
   const int64_t out_sizes[3] = {p.rows, p.batch, p.outer};
-  call.out_wide = wide_lines(p.out, p.out_dtype, p.out_stride, out_sizes, 2, true);
+  call.out_wide = wide_lines(p.out, dtype_bytes(p.out_dtype), p.out_stride, out_sizes, 2, true);
   switch (p.dtype) {
     case MG_FLOAT64: return launch_small<double>(call, device, stream);
     case MG_FLOAT32:

@@ -46,12 +46,12 @@ int launch_wgrad_mfma(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   using namespace mfma;
   WgradCall call{};
   call.p = p;
-  const int64_t bytes = bytes_of(p.dtype);
+  const int64_t bytes = dtype_bytes(p.dtype);
   const int64_t x_sizes[3] = {p.rows, p.batch, p.inner}, gy_sizes[3] = {p.rows, p.batch, p.outer};
   const int64_t out_sizes[4] = {p.groups.count, p.sum_batch ? 1 : p.batch, p.inner, p.outer};
   call.x_wide = wide_lines(p.x, bytes, p.x_stride, x_sizes, 2);
   call.gy_wide = wide_lines(p.gy, bytes, p.gy_stride, gy_sizes, 2);
-  call.out_wide = wide_lines(p.out, bytes_of(p.out_dtype), p.out_stride, out_sizes, 3, true);
+  call.out_wide = wide_lines(p.out, dtype_bytes(p.out_dtype), p.out_stride, out_sizes, 3, true);
   switch (p.dtype) {
     case MG_FLOAT64: return launch_type<Double>(call, device, stream);
     case MG_FLOAT32:

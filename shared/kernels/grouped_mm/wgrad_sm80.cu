@@ -83,7 +83,7 @@ std::string wgrad_sm80_refusal(const mg_grouped_mm_wgrad_problem& p, const Devic
   if (p.inner > 1 && p.x_stride[2] != 1) return "x is not contiguous along K";
   if (p.outer > 1 && p.gy_stride[2] != 1) return "gy is not contiguous along M";
   if (p.outer > 1 && p.out_stride[3] != 1) return "out is not contiguous along M";
-  if (sm80::ceil_div(p.outer, 16) > (int64_t{1} << 30) / p.batch / sm80::ceil_div(p.inner, 16))
+  if (ceil_div(p.outer, 16) > (int64_t{1} << 30) / p.batch / ceil_div(p.inner, 16))
     return "B times K times M is too large";
   return "";
 }
@@ -94,10 +94,10 @@ int launch_wgrad_sm80(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
   WgradCall call{};
   call.p = p;
   const int64_t x_sizes[3] = {p.rows, p.batch, p.inner}, gy_sizes[3] = {p.rows, p.batch, p.outer};
-  call.x_wide = wide_lines(p.x, p.dtype, p.x_stride, x_sizes, 2);
-  call.gy_wide = wide_lines(p.gy, p.dtype, p.gy_stride, gy_sizes, 2);
+  call.x_wide = wide_lines(p.x, dtype_bytes(p.dtype), p.x_stride, x_sizes, 2);
+  call.gy_wide = wide_lines(p.gy, dtype_bytes(p.dtype), p.gy_stride, gy_sizes, 2);
   const int64_t out_sizes[4] = {p.groups.count, p.sum_batch ? 1 : p.batch, p.inner, p.outer};
-  call.out_wide = wide_lines(p.out, p.out_dtype, p.out_stride, out_sizes, 3, true);
+  call.out_wide = wide_lines(p.out, dtype_bytes(p.out_dtype), p.out_stride, out_sizes, 3, true);
   switch (p.dtype) {
     case MG_FLOAT64: return launch_any<double, WideDouble>(call, device, stream);
     case MG_FLOAT32:
