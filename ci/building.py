@@ -42,7 +42,7 @@ def sources_of(name: str) -> str:
     """Return a digest of everything that a wheel is made from."""
     folders = [ROOT / PACKAGES[name]["folder"]]
     folders += [ROOT / "shared"] if name in NATIVE else []
-    files = [ROOT / "shared" / "version.txt", ROOT / "ci" / "constraints.txt"]
+    files = [ROOT / "shared" / "version.txt", *(ROOT / "ci").glob("*constraints.txt")]
     for folder in folders:
         files += [f for f in folder.rglob("*") if f.is_file() and not is_by_product(f)]
     digest = hashlib.sha256()
@@ -82,7 +82,10 @@ def build_environment(session: nox.Session, name: str) -> str:
     else:
         requirements.add("scipy-openblas32")
         folder, headers = "build", ()
-    return str(shared_environment(session, folder, *sorted(requirements), headers=headers))
+    floors = "build-constraints.txt"
+    return str(
+        shared_environment(session, folder, *sorted(requirements), headers=headers, constraints=floors)
+    )
 
 
 def build_wheel(session: nox.Session, name: str) -> Path:

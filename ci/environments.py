@@ -34,31 +34,36 @@ def cache(session: nox.Session) -> Path:
     return (ROOT / session.cache_dir).resolve()
 
 
-def pins(session: nox.Session) -> tuple[str, str]:
+def pins(session: nox.Session, file: str = "constraints.txt") -> tuple[str, str]:
     """Return pip's option for the pins; without the one of PyTorch where MULTIGEMM_TORCH names another."""
-    file = ROOT / "ci" / "constraints.txt"
     if TORCH == ("torch",):
-        return "-c", str(file)
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    folder = cache(session)
+        return "-c", str(ROOT / "ci" / file)
+    folder = cache(session) / "without-torch"
     folder.mkdir(parents=True, exist_ok=True)
-    loose = folder / "constraints-without-torch.txt"
-    loose.write_text("".join(line for line in lines if not line.startswith("torch==")), encoding="utf-8")
-    return "-c", str(loose)
+    # All of them, as one may name another beside it.
+    for given in (ROOT / "ci").glob("*constraints.txt"):
+        lines = given.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = "".join(line for line in lines if not line.startswith("torch=="))
+        (folder / given.name).write_text(kept, encoding="utf-8")
+    return "-c", str(folder / file)
 
 
 def shared_environment(
-    session: nox.Session, name: str, *requirements: str, headers: tuple[str, ...] = ()
+    session: nox.Session,
+    name: str,
+    *requirements: str,
+    headers: tuple[str, ...] = (),
+    constraints: str = "constraints.txt",
 ) -> Path:
     """Return the interpreter of an environment that several sessions use; make it when it is not there.
 
-    Of ``headers`` only files are used, so they come without what they require.
+    Of ``headers`` only files are used, so they come without what they require. The pins are those of a file of ci/.
     """
     folder = cache(session) / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = folder / "complete.txt"
-    given = (ROOT / "ci" / "constraints.txt").read_text(encoding="utf-8")
-    key = "\n".join([sys.version, *requirements, *headers, given])
+    given = [f.read_text(encoding="utf-8") for f in sorted((ROOT / "ci").glob("*constraints.txt"))]
+    key = "\n".join([sys.version, *requirements, *headers, constraints, *given])
     if not stamp.exists() or stamp.read_text(encoding="utf-8") != key:
         session.run(
             sys.executable, "-m", "virtualenv", "--clear", "--quiet", str(folder), external=True, silent=True
@@ -66,7 +71,7 @@ def shared_environment(
         session.log(f"installing {', '.join(requirements)} into {folder}")
         for wanted in (requirements, ("--no-deps", *headers) if headers else ()):
             if wanted:
-                command = [str(python), "-m", "pip", "install", "-q", *pins(session), *wanted]
+                command = [str(python), "-m", "pip", "install", "-q", *pins(session, constraints), *wanted]
                 session.run(*command, external=True, silent=True)
         stamp.write_text(key, encoding="utf-8")
     return python

@@ -65,7 +65,7 @@ def cibuildwheel_table(matrix: Mapping[str, Any], backend: Mapping[str, Any]) ->
         for name, value in toolkit["environment"].items()
     }
     # Pins of the build alone: a Python that is tested may be older than the pins.
-    environment["PIP_BUILD_CONSTRAINT"] = "/project/ci/constraints.txt"
+    environment["PIP_BUILD_CONSTRAINT"] = "/project/ci/build-constraints.txt"
     lines = [
         "[tool.cibuildwheel]",
         f"build = {_toml(tested_ids(matrix))}",
