@@ -57,7 +57,7 @@ def shared_environment(
 ) -> Path:
     """Return the interpreter of an environment that several sessions use; make it when it is not there.
 
-    Of ``headers`` only files are used, so they come without what they require. The pins are those of a file of ci/.
+    Of ``headers`` only files are used, so they come without what they require. The pins are a file of ci/.
     """
     folder = cache(session) / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
