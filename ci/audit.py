@@ -47,7 +47,7 @@ FUNCTIONS = (
     "mg_moe_activate",
     "mg_moe_activate_backward",
 )
-FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan")
+FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan", "mg_blas_handles")
 MATRIX = read_matrix()
 MIN_TORCH = MATRIX["front"]["min_torch"]
 # Shims that appeared after 2.10: naming one would silently raise the floor.

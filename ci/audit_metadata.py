@@ -62,6 +62,8 @@ def audit_info(info: dict[str, Any], version: str, matrix: Mapping[str, Any]) ->
         for field in ("kind", "min_torch"):
             if info.get(field) != row[field]:
                 yield f"backend.json: {field} is {info.get(field)}, not {row[field]}"
+    if info.get("without"):
+        yield f"was built without its {', '.join(info['without'])}: such a build is for tests alone"
     commit = info.get("commit")
     if isinstance(commit, str) and not re.fullmatch(r"[0-9a-f]{40}|unknown", commit):
         yield f"backend.json: commit is {commit!r}, neither a hash nor 'unknown'"

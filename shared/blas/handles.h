@@ -1,4 +1,5 @@
-// The pool of BLAS handles: one use at a time, on one device; bounded; given back before the driver goes.
+// The pool of BLAS handles: one use at a time, on one device, by preference on the stream of its last call; bounded;
+// given back before the driver goes.
 #pragma once
 
 #include <stdint.h>
@@ -29,13 +30,8 @@ class BorrowedHandle {
 
  private:
   DeviceMemory workspace_;
-  int ordinal_;
-  void* stream_;
   BlasContext* handle_;
 };
-
-// How many handles wait in the pool now.
-int64_t idle_handles();
 
 // What the pool asks of the vendor's library; each returns 0 or its status.
 int create_handle(BlasContext** handle);

@@ -99,6 +99,34 @@ function(multigemm_path_options out)
   set(${out} "${options}" PARENT_SCOPE)
 endfunction()
 
+# Leaves a defence out of a GPU backend, for the tests of the tests: MULTIGEMM_WITHOUT is guard (the operands' device is
+# not made current), stream (work goes to the default stream) or pool-key (a BLAS handle serves any device). Only the
+# files that runtime/without.h speaks to are compiled for it. backend.json and the library tell, and the audit refuses
+# such a wheel; no build for publication may ask for one.
+function(multigemm_leave_out out kind)
+  set(left_out "${MULTIGEMM_WITHOUT}")
+  set(json "[]")
+  if(left_out)
+    if(NOT left_out MATCHES "^(guard|stream|pool-key)$")
+      message(FATAL_ERROR "MULTIGEMM_WITHOUT is '${left_out}'; it takes guard, stream or pool-key")
+    endif()
+    if(kind STREQUAL "cpu")
+      message(FATAL_ERROR "MULTIGEMM_WITHOUT=${left_out} is for GPU backends")
+    endif()
+    if(DEFINED ENV{CIBUILDWHEEL})
+      message(FATAL_ERROR "MULTIGEMM_WITHOUT=${left_out} is for tests; wheels for publication have every defence")
+    endif()
+    message(WARNING "Built without its ${left_out}, for tests of the tests: results may be wrong")
+    string(TOUPPER "MG_WITHOUT_${left_out}" definition)
+    string(REPLACE "-" "_" definition "${definition}")
+    foreach(source IN ITEMS blas/handles_gpu.cpp runtime/device.cpp runtime/query_gpu.cpp)
+      set_property(SOURCE "${MULTIGEMM_SHARED}/${source}" APPEND PROPERTY COMPILE_DEFINITIONS ${definition})
+    endforeach()
+    set(json "[\"${left_out}\"]")
+  endif()
+  set(${out} "${json}" PARENT_SCOPE)
+endfunction()
+
 function(multigemm_commit out)
   set(commit "$ENV{MULTIGEMM_COMMIT}")
   if(NOT commit)
@@ -294,6 +322,7 @@ function(multigemm_add_backend)
   set_target_properties(${binding} PROPERTIES INSTALL_RPATH "$ORIGIN")
 
   multigemm_commit(commit)
+  multigemm_leave_out(without ${arg_KIND})
   file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/backend.json"
 "{
   \"protocol\": 1,
@@ -305,6 +334,7 @@ function(multigemm_add_backend)
   \"library\": \"lib/libmultigemm_${arg_NAME}_torch.so\",
   \"core\": \"lib/libmultigemm_${arg_NAME}.so\",
 ${arg_INFO},
+  \"without\": ${without},
   \"commit\": \"${commit}\"
 }
 ")

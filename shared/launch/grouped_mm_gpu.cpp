@@ -41,7 +41,7 @@ void run(const mg_grouped_mm_problem& given) {
   if (given.rows == 0 || given.batch == 0 || given.outer == 0) return;
   const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  mg_grouped_mm_problem p = given;
+  mg_grouped_mm_problem p = on_its_stream(given);
   const int64_t scale = fold_batch(p);
   const Choice choice = choose(p, device, facts_of(p, given, true));
   if (choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch)

@@ -40,7 +40,7 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
   if (given.groups.count == 0 || given.inner == 0 || given.outer == 0 || (given.batch == 0 && !given.sum_batch)) return;
   const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
-  mg_grouped_mm_wgrad_problem p = given;
+  mg_grouped_mm_wgrad_problem p = on_its_stream(given);
   if (p.rows == 0 || p.batch == 0) {  // sums over nothing
     const NoRows none(p.groups.count, p.host, p.stream);
     p.groups = none.get();

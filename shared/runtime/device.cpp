@@ -4,6 +4,8 @@
 #include <mutex>
 
 #include "runtime/status.h"
+#include "runtime/without.h"
+#include "vendor/gpu_context.h"
 
 namespace multigemm {
 namespace {
@@ -53,8 +55,15 @@ const DeviceFacts& device_facts(int ordinal) {
   return found->second;
 }
 
-DeviceGuard::DeviceGuard(int ordinal) {
+DeviceGuard::DeviceGuard(int ordinal) : ordinal_(ordinal) {
+  if (!kHasGuard) return;
   check_gpu(gpu::get_device(&before_), "reading the current device");
+  if (before_ != ordinal && !gpu::has_context(before_)) {
+    void* context = nullptr;
+    check_gpu(gpu::enter_context(ordinal, &context), "entering the operands' device");
+    entered_ = true;
+    return;
+  }
   // Also for the device that is current already: a thread that has only asked so far has no context yet, and the
   // driver's own functions, unlike the runtime's, do not make one.
   check_gpu(gpu::set_device(ordinal), "making the operands' device current");
@@ -62,8 +71,11 @@ DeviceGuard::DeviceGuard(int ordinal) {
 }
 
 DeviceGuard::~DeviceGuard() {
+  if (entered_) gpu::leave_context(ordinal_);
   if (changed_) (void)gpu::set_device(before_);
 }
+
+void* stream_of_call(void* given) { return kHasStream ? given : nullptr; }
 
 DeviceMemory::DeviceMemory(const mg_host* host, void* stream, int64_t bytes) : host_(host), stream_(stream) {
   if (bytes <= 0) return;

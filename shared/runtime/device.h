@@ -15,7 +15,8 @@ void check_gpu(int error, const char* what);
 // Read once for each device. Throws Failure for a device that is not there.
 const DeviceFacts& device_facts(int ordinal);
 
-// Makes a device current for the scope, and the caller's again at its end, also after an exception.
+// Makes a device current for the scope, and the caller's again at its end, also after an exception. A caller's device
+// that nobody has used yet stays so.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int ordinal);
@@ -24,9 +25,22 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
+  int ordinal_;
   int before_ = 0;
   bool changed_ = false;
+  bool entered_ = false;
 };
+
+// The stream that the work of a call goes to: the caller's.
+void* stream_of_call(void* given);
+
+// A problem as its kernels get it.
+template <class Problem>
+Problem on_its_stream(const Problem& given) {
+  Problem problem = given;
+  problem.stream = stream_of_call(given.stream);
+  return problem;
+}
 
 // Memory of the current device in the order of a stream: from the caller's allocator, else from the runtime's pool.
 class DeviceMemory {

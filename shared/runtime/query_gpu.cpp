@@ -4,6 +4,7 @@
 #include "blas/blas_gpu.h"
 #include "kernels/grouped_mm/table_gpu.h"
 #include "runtime/query.h"
+#include "runtime/without.h"
 
 namespace multigemm {
 
@@ -12,7 +13,7 @@ std::string query() {
          ", \"version\": \"" MG_VERSION "\", \"name\": \"" MG_BACKEND_NAME "\", \"kind\": \"" MG_BACKEND_KIND
          "\", \"blas_version\": " +
          std::to_string(blas_version()) + ", \"grouped_products\": " + (has_grouped_products() ? "true" : "false") +
-         ", " + kernels_field(kKernels) + "}";
+         ", \"without\": " + kWithout + ", " + kernels_field(kKernels) + "}";
 }
 
 }  // namespace multigemm

@@ -152,6 +152,13 @@ def test_wrong_metadata_is_found(audit: ModuleType, tmp_path: Path, field: str, 
     assert any("backend.json" in line for line in found), found
 
 
+def test_a_build_without_a_defence_is_found(audit: ModuleType, tmp_path: Path) -> None:
+    found = _findings(audit, make_wheel(tmp_path, make_library(tmp_path), {**INFO, "without": ["guard"]}))
+    assert found == ["was built without its guard: such a build is for tests alone"]
+    whole = make_wheel(tmp_path, make_library(tmp_path), {**INFO, "without": []})
+    assert _findings(audit, whole) == []
+
+
 def test_other_wheel_faults_are_found(audit: ModuleType, tmp_path: Path) -> None:
     library = make_library(tmp_path)
     assert any(

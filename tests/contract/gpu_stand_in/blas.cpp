@@ -7,6 +7,7 @@
 #include "runtime/status.h"
 #include "stand_in.h"
 
+// Belongs to the device that was current when it was made, as a vendor's does.
 struct cublasContext {
   int ordinal;
   void* stream;
@@ -69,7 +70,9 @@ struct Product {
 };
 
 // The workspace is the caller's memory: it is written, as a library does.
-void use_workspace(const BorrowedHandle& handle) {
+void use(const BorrowedHandle& handle) {
+  if (handle.get()->ordinal != stand_in::current_device())
+    check_blas(stand_in::kInvalidDevice, "a product with another device's handle");
   void* const memory = handle.get()->workspace;
   stand_in::enqueue(handle.get()->stream, [memory] { memset(memory, 0xee, kWorkspaceBytes); });
 }
@@ -80,23 +83,34 @@ void check_blas(int status, const char* what) {
   if (status) throw Failure(MG_DEVICE_ERROR, std::string(what) + " failed: STAND_IN_" + std::to_string(status));
 }
 
-BorrowedHandle::BorrowedHandle(const DeviceFacts& device, void* stream, const mg_host* host)
-    : workspace_(host, stream, kWorkspaceBytes), ordinal_(device.ordinal), stream_(stream), handle_(nullptr) {
-  check_blas(stand_in::answer("borrow_handle", stream), "making a handle");
-  if (ordinal_ != stand_in::current_device()) check_blas(stand_in::kInvalidDevice, "making a handle");
-  handle_ = new cublasContext{ordinal_, stream, workspace_.as<void>()};
+int create_handle(BlasContext** handle) {
+  if (const int error = stand_in::answer("handle_made", nullptr)) return error;
+  *handle = new cublasContext{stand_in::current_device(), nullptr, nullptr};
+  return 0;
 }
 
-BorrowedHandle::~BorrowedHandle() {
-  (void)stand_in::answer("return_handle", stream_);
-  delete handle_;
+int destroy_handle(BlasContext* handle) {
+  (void)stand_in::answer("handle_destroyed", nullptr, handle->ordinal);
+  delete handle;
+  return 0;
 }
 
-int64_t idle_handles() { return 0; }
+int set_stream(BlasContext* handle, void* stream) {
+  handle->workspace = nullptr;
+  handle->stream = stream;
+  return stand_in::answer("handle_stream", stream, handle->ordinal);
+}
+
+int set_workspace(BlasContext* handle, void* memory, int64_t bytes) {
+  handle->workspace = memory;
+  return stand_in::answer("handle_workspace", handle->stream, bytes);
+}
+
+int64_t workspace_bytes(const DeviceFacts&) { return kWorkspaceBytes; }
 
 void blas_product(const mg_matmul& p, int32_t precision, bool accumulate, const BorrowedHandle& handle) {
   check_blas(stand_in::answer("blas_product", handle.get()->stream, precision), "blas_product");
-  use_workspace(handle);
+  use(handle);
   const Product product(p, accumulate);
   stand_in::enqueue(handle.get()->stream, [product] { product.run(product.p.a, product.p.b, product.p.c); });
 }
@@ -106,7 +120,7 @@ bool has_grouped_products() { return stand_in::grouped_products(); }
 void blas_products(const std::vector<mg_matmul>& products, int32_t precision, int64_t* room,
                    const BorrowedHandle& handle, void* stream) {
   check_blas(stand_in::answer("blas_products", handle.get()->stream, precision), "blas_products");
-  use_workspace(handle);
+  use(handle);
   const size_t count = products.size();
   std::vector<int64_t> pointers;
   std::vector<Product> all;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import shutil
@@ -23,31 +24,38 @@ ROOT = HERE.parents[2]
 NOTHING, PACKED, ANYTHING = range(3)
 DEVICE, STREAM = 2, 0x7000
 # What has to happen on the call's device and in the order of its stream.
-ORDERED = re.compile(r"launch|allocate|release|copy_to_host|is_capturing|rows_sm|wgrad_sm|blas_|\w+_handle")
+ORDERED = re.compile(r"launch|allocate|release|copy_to_host|is_capturing|rows_sm|wgrad_sm|blas_")
 MARGIN, MARK = 256, 0xA5
 
 
 def sources() -> list[Path]:
-    """What every GPU backend is built of, but for its pool of BLAS handles."""
+    """What every GPU backend is built of."""
     text = (ROOT / "shared" / "cmake" / "MultigemmBackend.cmake").read_text(encoding="utf-8")
     found = re.search(r"^set\(MULTIGEMM_GPU_SOURCES\n((?:  \S+\n)+)\)", text, re.MULTILINE)
     assert found, "the sources of the GPU backends are not where they were"
-    names = [name for name in found[1].split() if not name.startswith("blas/")]
-    return [ROOT / "shared" / name for name in names] + sorted(HERE.glob("*.cpp"))
+    return [ROOT / "shared" / name for name in found[1].split()] + sorted(HERE.glob("*.cpp"))
 
 
 def compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 
-def build(folder: Path) -> Path:
-    """Compile and link into ``folder``; the library's path."""
+def build(folder: Path, without: str | None = None, whole: Path | None = None) -> Path:
+    """Compile and link into ``folder``; the library's path.
+
+    ``without`` names a defence that is left out; ``whole`` is then the folder of a build that has it, whose
+    objects serve where the defences are not read.
+    """
     flags = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Werror"]
-    # The stand-in's folder comes first: its vendor/gpu.h and gpu_runtime.h are found before the real ones.
+    # The stand-in's folder comes first: its files in vendor/ are found before the real ones.
     flags += [f"-I{HERE}", f"-I{ROOT / 'shared'}", f"-I{ROOT / 'shared' / 'include'}", "-DMG_SUFFIX=standin"]
     flags += ['-DMG_VERSION="0"', '-DMG_BACKEND_NAME="standin"', '-DMG_BACKEND_KIND="cuda"']
+    if without is not None:
+        flags.append(f"-DMG_WITHOUT_{without.upper().replace('-', '_')}")
 
     def compiled(source: Path) -> str:
+        if whole is not None and "runtime/without.h" not in source.read_text(encoding="utf-8"):
+            return str(whole / f"{source.name}.o")
         target = folder / f"{source.name}.o"
         run([str(compiler()), *flags, "-c", "-x", "c++", str(source), "-o", str(target)])
         return str(target)
@@ -137,6 +145,8 @@ class Library(_abi.Library):
             ("capture", None, ctypes.c_void_p),
             ("set_device", None, ctypes.c_int),
             ("device", ctypes.c_int),
+            ("forget_contexts", None),
+            ("has_context", ctypes.c_int, ctypes.c_int),
             ("synchronize", None, ctypes.c_void_p),
             ("drop", None, ctypes.c_void_p),
             ("lent", ctypes.c_int64),
@@ -145,6 +155,19 @@ class Library(_abi.Library):
             ("copy", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
         ):
             self.control[name] = self._function(self.handle, f"stand_in_{name}", result, *arguments)
+
+        self._handles = self._function(
+            self.handle, "mg_blas_handles_standin", ctypes.c_int32, ctypes.c_void_p,
+            ctypes.c_int64, ctypes.c_void_p,
+        )  # fmt: skip
+
+    def handles(self) -> dict[str, Any]:
+        """What the pool of BLAS handles holds."""
+        length = ctypes.c_int64()
+        text = ctypes.create_string_buffer(1 << 16)
+        assert self._handles(text, len(text), ctypes.byref(length)) == _abi.OK and length.value < len(text)
+        told: dict[str, Any] = json.loads(text.value)
+        return told
 
     def current_device(self) -> int:
         return int(self.control["device"]())
@@ -223,6 +246,8 @@ def call(
     *,
     on_host: bool = False,
     memory: Memory | None = None,
+    device: int = DEVICE,
+    stream: int = STREAM,
 ) -> Done:
     """Run a problem whose operands are there only once the stream is; checks what holds of every call.
 
@@ -233,28 +258,28 @@ def call(
     storage = groups.untyped_storage().clone()
     groups = groups.new_empty(0).set_(storage, groups.storage_offset(), groups.shape, groups.stride())
     problem.groups.data = groups.data_ptr()
-    problem.device, problem.stream = DEVICE, STREAM
+    problem.device, problem.stream = device, stream
     if on_host:
         problem.groups.flags |= _abi.GROUPS_ON_HOST
     host = memory.host() if memory else None
     if host is not None:
         problem.host = ctypes.pointer(host)
     before = library.current_device()
-    with library.hidden([*tensors, *([] if on_host else [groups])], STREAM):
+    with library.hidden([*tensors, *([] if on_host else [groups])], stream):
         status = library.call(problem)
         error = library.last_error() if status else ""
         if on_host:
             groups.fill_(-77)
         records = library.records()
-        control["synchronize"](STREAM)
+        control["synchronize"](stream)
     assert library.current_device() == before, "the caller's current device has changed"
     for record in records:
         if ORDERED.match(record.call):
-            assert (record.device, record.stream) == (DEVICE, STREAM), record
+            assert (record.device, record.stream) == (device, stream), record
     assert control["lent"]() == 0 and control["overruns"]() == 0 and control["complaints"]() == 0
     if memory is not None:
         assert not memory.lent, "memory of the caller is not given back"
-        assert memory.devices <= {DEVICE}
+        assert memory.devices <= {device}
         assert not [record for record in records if record.call in ("allocate", "release")]
         memory.free()
     return Done(status, error, records, memory)

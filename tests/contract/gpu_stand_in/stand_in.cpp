@@ -6,8 +6,9 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <vector>
 
-#include "vendor/gpu_runtime.h"
+#include "vendor/gpu_context.h"
 
 #define MG_CONTROL extern "C" __attribute__((visibility("default")))
 
@@ -29,6 +30,7 @@ struct State {
   std::map<std::string, int> taking;
   std::map<void*, std::deque<std::function<void()>>> streams;
   std::set<void*> capturing;
+  std::set<int> contexts;
   std::map<void*, size_t> lent;
   int64_t overruns = 0, complaints = 0;
   bool grouped = true;
@@ -40,6 +42,12 @@ State& state() {
 }
 
 thread_local int device = 0;
+thread_local std::vector<int> entered;  // contexts that are current before the device's own
+
+void make_context(int device) {
+  const std::lock_guard<std::mutex> held(state().lock);
+  state().contexts.insert(device);
+}
 
 void free_later(void* memory, size_t bytes) {
   auto* start = static_cast<unsigned char*>(memory) - kMargin;
@@ -56,7 +64,7 @@ void free_later(void* memory, size_t bytes) {
 
 int answer(const std::string& call, void* stream, int64_t detail) {
   const std::lock_guard<std::mutex> held(state().lock);
-  state().log += call + " " + std::to_string(device) + " " + std::to_string(reinterpret_cast<uintptr_t>(stream)) + " " +
+  state().log += call + " " + std::to_string(current_device()) + " " + std::to_string(reinterpret_cast<uintptr_t>(stream)) + " " +
                  std::to_string(detail) + "\n";
   const auto found = state().failing.find(call);
   if (found == state().failing.end() || found->second.after-- != 0) return 0;
@@ -71,7 +79,12 @@ const char* error_name(int error) {
   return text.c_str();
 }
 
-int current_device() { return device; }
+int current_device() { return entered.empty() ? device : entered.back(); }
+
+bool has_context(int device) {
+  const std::lock_guard<std::mutex> held(state().lock);
+  return state().contexts.count(device) != 0;
+}
 
 void enqueue(void* stream, std::function<void()> work) {
   const std::lock_guard<std::mutex> held(state().lock);
@@ -111,15 +124,33 @@ namespace gpu {
 using namespace stand_in;
 
 int get_device(int* device) {
-  *device = stand_in::device;
+  *device = current_device();
   return answer("get_device", nullptr);
 }
 
 int set_device(int device) {
   if (const int error = answer("set_device", nullptr, device)) return error;
   if (device < 0 || device >= kDevices) return kInvalidDevice;
+  make_context(device);
   stand_in::device = device;
   return 0;
+}
+
+bool has_context(int device) { return stand_in::has_context(device); }
+
+int enter_context(int device, void** context) {
+  *context = nullptr;
+  if (const int error = answer("enter_context", nullptr, device)) return error;
+  if (device < 0 || device >= kDevices) return kInvalidDevice;
+  make_context(device);
+  entered.push_back(device);
+  return 0;
+}
+
+void leave_context(int device) {
+  if (entered.empty() || entered.back() != device) return complain();
+  entered.pop_back();
+  (void)answer("leave_context", nullptr, device);
 }
 
 int device_count(int* count) {
@@ -193,8 +224,10 @@ MG_CONTROL void stand_in_reset(void) {
   s.failing.clear();
   s.taking.clear();
   s.capturing.clear();
+  s.streams.clear();
   s.grouped = true;
   s.overruns = s.complaints = 0;
+  s.contexts = {0};  // a process that has used the device that is current
   multigemm::stand_in::device = 0;
 }
 
@@ -205,8 +238,11 @@ MG_CONTROL void stand_in_fail(const char* call, int after, int error) { state().
 MG_CONTROL void stand_in_take(const char* kernel, int what) { state().taking[kernel] = what; }
 MG_CONTROL void stand_in_grouped_products(int there) { state().grouped = there != 0; }
 MG_CONTROL void stand_in_capture(void* stream) { state().capturing.insert(stream); }
-MG_CONTROL void stand_in_set_device(int device) { multigemm::stand_in::device = device; }
-MG_CONTROL int stand_in_device(void) { return multigemm::stand_in::device; }
+MG_CONTROL void stand_in_set_device(int device) { (void)multigemm::gpu::set_device(device); }
+MG_CONTROL int stand_in_device(void) { return multigemm::stand_in::current_device(); }
+// A process that has used no device yet.
+MG_CONTROL void stand_in_forget_contexts(void) { state().contexts.clear(); }
+MG_CONTROL int stand_in_has_context(int device) { return multigemm::stand_in::has_context(device); }
 MG_CONTROL void stand_in_synchronize(void* stream) { multigemm::stand_in::synchronize(stream); }
 // Forgets the work of a stream: what a failed call has left there reads memory that the test frees.
 MG_CONTROL void stand_in_drop(void* stream) { state().streams.erase(stream); }

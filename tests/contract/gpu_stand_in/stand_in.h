@@ -19,6 +19,9 @@ int answer(const std::string& call, void* stream, int64_t detail = 0);
 const char* error_name(int error);
 int current_device();
 
+// The devices that the process has a context on: CUDA makes one when a device is made current.
+bool has_context(int device);
+
 // Work in the order of a stream, and waiting for all of it.
 void enqueue(void* stream, std::function<void()> work);
 void synchronize(void* stream);

@@ -127,8 +127,19 @@ def _open(
     except _opening.OpeningError as error:
         return None, error.failure, tuple(steps)
     text = f"backend {backend.name} {backend.version} is open"
+    if lacking := _lacking(backend):
+        text = f"{text}; {lacking}"
+        remarks = f"multigemm: backend {backend.name}: {lacking}" + (f"\n{remarks}" if remarks else "")
     answer = Answer(decision.device_type, backend, text, text, tuple(steps), warning=remarks)
     return answer, None, answer.steps
+
+
+def _lacking(backend: Backend) -> str:
+    """What a backend that was built for tests of the tests says of itself; nothing of any other."""
+    left_out = backend.query.get("without") or backend.info.get("without") or ()
+    if not left_out:
+        return ""
+    return f"it was built without its {', '.join(left_out)}, for tests alone: results may be wrong"
 
 
 def forked(answer: Answer) -> Answer:
@@ -168,7 +179,8 @@ def _finding(verdict: Verdict, answer: Answer | None) -> Finding:
     if answer is not None and answer.backend is not None and answer.backend.folder == candidate.folder:
         off = [f"{feature} is off: {why}" for feature, why in answer.backend.disabled.items()]
         fits = [reason, "is open"] if reason != "fits" else ["fits and is open"]
-        word, reason, opened, steps = "opened", "; ".join([*fits, *off]), True, answer.steps
+        lacking = [text for text in (_lacking(answer.backend),) if text]
+        word, reason, opened, steps = "opened", "; ".join([*fits, *lacking, *off]), True, answer.steps
     elif answer is not None and verdict.accepted and answer.steps:
         word, reason, steps = "failed", answer.cause, answer.steps
     return Finding(

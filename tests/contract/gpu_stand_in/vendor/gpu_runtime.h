@@ -27,5 +27,11 @@ int release(void* memory, Stream stream);
 int copy_to_host(void* to, const void* from, int64_t bytes, Stream stream);
 int is_capturing(bool* capturing, Stream stream);
 
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)stand_in::answer("relax_capture", nullptr); }
+  ~RelaxedCapture() { (void)stand_in::answer("end_relaxed_capture", nullptr); }
+};
+
 }  // namespace gpu
 }  // namespace multigemm
