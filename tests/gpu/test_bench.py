@@ -72,3 +72,19 @@ def test_a_run_from_end_to_end(graph: str, tmp_path: Path) -> None:
         if "triton" in row.peers:
             assert (row.peers["triton"] is not None) == (row.dtype == "bfloat16")
     assert "small-md" in report.markdown(found)
+
+
+@pytest.mark.parametrize("topic", ["symmetric_contraction", "indexed_linear"])
+def test_equivariant_layers(topic: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.json"
+    arguments = ["--device", "cuda", "--topic", topic, "--cases", "mace-off23-small", "--sizes", "100-few"]
+    arguments += ["--repeats", "3", "--budget", "3", "--json", str(file)]
+    command = [sys.executable, "-m", "multigemm", "bench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = results.read(file)
+    assert len(found.rows) == 2 * 4  # dtypes and operations
+    wall = found.notes["tables"]["wall time of eager calls, ms"]
+    for row in found.rows:
+        assert row.peers["loop"] and row.ours_ms > 0 and row.host_us and row.peak_bytes
+        assert wall[f"{row.case} {row.sizes} {row.op} {row.dtype}"]["ours"] > 0

@@ -48,15 +48,26 @@ def demo(
 @app.command()
 def bench(
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; cuda where there is one.")] = None,
-    cases: Annotated[str, typer.Option(help="Names of cases or groups, separated by commas.")] = "all",
-    sizes: Annotated[str, typer.Option(help="even, random, skew, separated by commas.")] = "even,random,skew",
+    cases: Annotated[
+        str, typer.Option(help="Names of cases, groups, layers or models, separated by commas.")
+    ] = "all",
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="even, random, skew; for equivariant layers 100-few, 100-all ... 10000-all; all by default."
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, bfloat16 ..., separated by commas; the group's own by default."),
     ] = None,
     ops: Annotated[
-        str, typer.Option(help="forward, wgrad, backward, separated by commas.")
-    ] = "forward,wgrad",
+        str | None,
+        typer.Option(
+            help="forward, wgrad, backward, separated by commas, the first two by default; for equivariant "
+            "layers forward, forward+backward x, forward+backward, double backward."
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Samples per call, of which the median counts.")] = 9,
     budget: Annotated[
         float, typer.Option(min=0.0, help="Seconds of samples per row, at least 3 samples.")
@@ -69,7 +80,12 @@ def bench(
         bool, typer.Option(help="On a GPU, time graph replay where a call can be captured.")
     ] = True,
     implementation: Annotated[str | None, typer.Option(help="Pin the implementation, as use() does.")] = None,
-    topic: Annotated[str, typer.Option(help="grouped_mm, or moe: whole layers of experts.")] = "grouped_mm",
+    topic: Annotated[
+        str,
+        typer.Option(
+            help="grouped_mm; moe: whole layers of experts; symmetric_contraction, indexed_linear: of MACE."
+        ),
+    ] = "grouped_mm",
     table: Annotated[
         list[Path] | None, typer.Option(help="Print the Markdown table of a results file; measures nothing.")
     ] = None,
@@ -82,9 +98,9 @@ def bench(
     options = command.Options(
         device=device,
         names=cases.split(","),
-        sizes=sizes.split(","),
+        sizes=sizes.split(",") if sizes else None,
         dtypes=dtype.split(",") if dtype else None,
-        ops=ops.split(","),
+        ops=ops.split(",") if ops else None,
         repeats=repeats,
         budget_s=budget,
         json=json,
@@ -98,6 +114,12 @@ def bench(
         from .bench import layers
 
         raise typer.Exit(layers.run(options))
+    if topic in ("symmetric_contraction", "indexed_linear"):
+        from .bench import equivariant
+
+        raise typer.Exit(equivariant.run(options, topic))
     if topic != "grouped_mm":
-        raise typer.BadParameter(f"there is no topic {topic!r}; there are: grouped_mm, moe")
+        raise typer.BadParameter(
+            f"there is no topic {topic!r}; there are: grouped_mm, moe, symmetric_contraction, indexed_linear"
+        )
     raise typer.Exit(command.run(options))

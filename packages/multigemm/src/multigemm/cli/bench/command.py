@@ -26,9 +26,9 @@ DTYPES = {results.dtype_name(d): d for d in cases.DTYPES.values()} | cases.DTYPE
 class Options:
     device: str | None = None
     names: Sequence[str] = ("all",)
-    sizes: Sequence[str] = cases.KINDS
+    sizes: Sequence[str] | None = None
     dtypes: Sequence[str] | None = None
-    ops: Sequence[str] = ("forward", "wgrad")
+    ops: Sequence[str] | None = None
     repeats: int = 9
     budget_s: float = 6.0
     json: Path | None = None
@@ -87,22 +87,24 @@ def _device(name: str | None) -> torch.device:
 
 def plan(options: Options, device_type: str) -> Iterator[Work]:
     """Every (case as it runs, kind of sizes, operation, dtype). ``ValueError`` for a word not known."""
+    ops = options.ops or ("forward", "wgrad")
+    sizes = options.sizes or cases.KINDS
     for given, known, option in (
-        (options.sizes, cases.KINDS, "--sizes"),
-        (options.ops, OPS, "--ops"),
+        (sizes, cases.KINDS, "--sizes"),
+        (ops, OPS, "--ops"),
         (options.dtypes or (), tuple(DTYPES), "--dtype"),
     ):
         for word in given:
             if word not in known:
                 raise ValueError(f"{option}: there is no {word!r}; there are: {', '.join(known)}")
-    kinds = ("random",) if options.quick else options.sizes
+    kinds = ("random",) if options.quick else sizes
     for case in cases.select(options.names, quick=options.quick):
         wanted = (
             [DTYPES[d] for d in options.dtypes] if options.dtypes else cases.own_dtypes(case, device_type)
         )
         for dtype in dict.fromkeys(wanted):
             shape = cases.scaled(case, dtype, device_type)
-            for op in options.ops:
+            for op in ops:
                 for kind in kinds:
                     if cases.applies(shape, kind):
                         yield shape, kind, op, dtype

@@ -12,6 +12,10 @@ STYLES = {
     "torch": ("#d1495b", "s"),
     "triton": ("#edae49", "D"),
     "loop": ("#8d99ae", "^"),
+    "loop, kept": ("#5c677d", "<"),
+    "mace": ("#d1495b", "s"),
+    "e3nn": ("#d1495b", "s"),
+    "cuequivariance": ("#edae49", "D"),
 }
 
 

@@ -93,6 +93,8 @@ def markdown(results: Results) -> str:
     lines.append("|" + " --- |" * (len(names) + 1))
     for row in results.rows:
         lines.append("| " + " | ".join([*cells(results, row), row.kernel]) + " |")
+    for title, values in results.notes.get("tables", {}).items():
+        lines += table(title, values)
     refused = results.notes.get("refused", {})
     if refused:
         lines += ["", "`none`:"]
@@ -101,3 +103,13 @@ def markdown(results: Results) -> str:
     if method:
         lines += ["", *(f"- {line}" for line in method)]
     return "\n".join(lines) + "\n"
+
+
+def table(title: str, values: dict[str, dict[str, float]]) -> list[str]:
+    """One more table of a results file: a line for each row, a column for each implementation."""
+    names = list(dict.fromkeys(name for found in values.values() for name in found))
+    lines = ["", f"{title[:1].upper()}{title[1:]}:", "", "| row | " + " | ".join(names) + " |"]
+    lines.append("|" + " --- |" * (len(names) + 1))
+    for row, found in values.items():
+        lines.append(f"| {row} | " + " | ".join(ms(found[n]) if n in found else "" for n in names) + " |")
+    return lines

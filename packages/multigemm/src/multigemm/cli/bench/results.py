@@ -2,10 +2,11 @@
 
     {machine, date, commit, versions, ceilings: {tflops, tbps},
      rows: [{case, sizes, op, dtype, kernel, floor_ms, ours_ms, peers, rel_err, host_us, peak_bytes}],
-     notes: {method, shapes, refused}}
+     notes: {method, shapes, refused, tables}}
 
 A peer that refuses a case is null in ``peers``; its reason stands in ``notes.refused``. ``notes.shapes``
-holds the shapes as they ran, by case and dtype.
+holds the shapes as they ran, by case and dtype, ``notes.tables`` what was measured of the peers beside time,
+by row and implementation.
 """
 
 from __future__ import annotations
@@ -178,6 +179,24 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
+def by_peer(rows: Sequence[Row]) -> list[str]:
+    """Geometric means of each peer over ours, by operation, and the least ratio: of whole layers."""
+    lines = []
+    for op in dict.fromkeys(row.op for row in rows):
+        for peer in dict.fromkeys(name for row in rows for name in row.peers):
+            ratios = [
+                (time / row.ours_ms, row) for row in rows if row.op == op and (time := row.peers.get(peer))
+            ]
+            if not ratios:
+                continue
+            least, worst = min(ratios, key=lambda pair: pair[0])
+            lines.append(
+                f"{op}: {peer} / ours = {geometric_mean(r for r, _ in ratios):.2f} (geometric mean of "
+                f"{len(ratios)}), least {least:.2f} ({worst.case}, {worst.sizes}, {worst.dtype})"
+            )
+    return lines
+
+
 SMALL_FLOPS = 2**30
 
 
@@ -190,7 +209,8 @@ def summary(rows: Sequence[Row]) -> list[str]:
             c.name for c in all_cases() if not c.is_moe and c.flops() < SMALL_FLOPS
         },
     }
-    lines = []
+    others = [row for row in rows if row.case not in groups["mixture-of-experts"] | groups["equivariant"]]
+    lines = by_peer(others)
     for op in dict.fromkeys(row.op for row in rows):
         for name, members in groups.items():
             pairs = [(row.ratio(), row) for row in rows if row.op == op and row.case in members]
