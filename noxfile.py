@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import nox
@@ -28,6 +29,7 @@ from building import (  # noqa: E402
     PACKAGES,
     build_environment,
     build_wheel,
+    build_without,
     compile_package,
     install_ours,
     is_by_product,
@@ -359,7 +361,12 @@ def gpu_tests(session: nox.Session) -> None:
     """The suite on a GPU, with the `python3` and the PyTorch of this machine; installs nothing into it.
 
     `-- --backend cu13` takes the wheel of dist/ (or `--wheel PATH`), without it PyTorch computes everything.
+    `--gpus 2` runs what needs two GPUs alone. `--without guard` (stream, pool-key) is the test of its tests:
+    it builds a wheel that lacks the defence, unless `--wheel` gives one, and every test of it has to fail.
     """
+    given = dict(pairwise(session.posargs))
+    if (defence := given.get("--without")) and "--wheel" not in given:
+        build_without(session, given.get("--backend", ""), defence)
     session.run("python3", str(ROOT / "ci" / "gpu_tests.py"), *session.posargs, external=True)
 
 

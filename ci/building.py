@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,28 @@ def build_wheel(session: nox.Session, name: str) -> Path:
     return wheel
 
 
-def compile_package(session: nox.Session, name: str, root: Path, out: Path, objects: Path) -> None:
+def build_without(session: nox.Session, name: str, defence: str) -> Path:
+    """Return a wheel of a GPU backend that lacks a defence, for tests of the tests; none of dist/ itself.
+
+    It shares the folder of objects with the whole one, of which it compiles three files anew.
+    """
+    out = DIST / f"without-{defence}"
+    for old in out.glob("*.whl"):
+        old.unlink()
+    environment = {"MULTIGEMM_WITHOUT": defence}
+    compile_package(session, name, ROOT, out, cache(session) / f"objects-{name}", environment)
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def compile_package(
+    session: nox.Session,
+    name: str,
+    root: Path,
+    out: Path,
+    objects: Path,
+    more: Mapping[str, str] | None = None,
+) -> None:
     """Build the wheel of a package from the tree at ``root``, of the front an sdist too."""
     python, architectures = build_environment(session, name), architectures_of(name)
     arguments = ["--outdir", str(out), str(root / PACKAGES[name]["folder"])]
@@ -120,6 +142,9 @@ def compile_package(session: nox.Session, name: str, root: Path, out: Path, obje
         # One compiler for each core: a CUDA one takes gigabytes.
         "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1)),
         **({"MULTIGEMM_CUDA_ARCHITECTURES": architectures} if architectures else {}),
+        # What whoever called nox has set is for no wheel of dist/.
+        "MULTIGEMM_WITHOUT": "",
+        **(more or {}),
     }
     session.run(
         python, "-m", "build", "--no-isolation", *arguments, external=True, env=environment, silent=True

@@ -1,13 +1,17 @@
 """Run the suites on this machine's GPU with this `python3` and its PyTorch; nothing is installed.
 
     python3 ci/gpu_tests.py [--backend NAME [--wheel PATH]] [--beside NAME] [--site FOLDER] [--any-cuda]
-                            [--suite FOLDER ...] [PYTEST ARGUMENT ...]
+                            [--suite FOLDER ...] [--gpus N] [--without DEFENCE] [PYTEST ARGUMENT ...]
 
 The front is pure Python, so a path serves as its installation. A backend's wheel, of dist/ unless it is
 given, is unpacked into a folder of its own; its cuBLAS or hipBLAS is the one that PyTorch brings.
 Without --backend the PyTorch reference computes everything. --beside adds the wheel of another backend, for
 tests of both in one process. --site names one more folder of packages, such as ci/stand_in_blas.py makes;
 with it and --any-cuda a backend for another CUDA major than PyTorch's runs, but for what takes cuBLAS.
+
+--gpus 2 runs what needs two GPUs, and nothing else; fewer are an error, not skipped tests. --without DEFENCE
+(guard, stream, pool-key) is the test of those tests, on a wheel that was built without it: each test that is
+marked with the defence runs in a process of its own, and has to fail.
 """
 
 from __future__ import annotations
@@ -15,26 +19,47 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITES = ("ops", "contract", "gpu")
+DEFENCES = ("guard", "stream", "pool-key")
+AT_ONCE, SECONDS = 12, 180
+"""Processes of --without at a time, and what each may take."""
 
 
-def wheel_of(name: str, given: Path | None) -> Path:
+def wheel_of(name: str, given: Path | None, without: str | None = None) -> Path:
     """The one wheel to test."""
     if given is not None:
         return given
-    wheels = sorted((ROOT / "dist").glob(f"multigemm_{name}-*.whl"))
+    folder = f"dist/without-{without}" if without else "dist"
+    wheels = sorted((ROOT / folder).glob(f"multigemm_{name}-*.whl"))
     if len(wheels) != 1:
         names = ", ".join(wheel.name for wheel in wheels) or "none"
-        raise SystemExit(f"dist/ has {names} for {name}, one wheel is needed: build it, or give --wheel PATH")
+        raise SystemExit(
+            f"{folder}/ has {names} for {name}, one wheel is needed: build it, or give --wheel PATH"
+        )
     return wheels[0]
+
+
+def the_only_backend() -> str:
+    """The GPU backend whose wheel is in dist/, where one is."""
+    found = {
+        wheel.name[len("multigemm_") :].split("-")[0] for wheel in (ROOT / "dist").glob("multigemm_*.whl")
+    }
+    names = sorted(found - {"cpu"})
+    if len(names) != 1:
+        raise SystemExit(
+            f"--gpus needs a backend: dist/ has {', '.join(names) or 'none'}; name it by --backend"
+        )
+    return names[0]
 
 
 # What this python3's PyTorch was built for, and the architecture of its first GPU; "" where there is none.
@@ -62,15 +87,64 @@ def unfit(info: dict[str, Any], hip: str | None, cuda: str | None, gpu: str) -> 
     return ""
 
 
-def check_fit(folder: Path, name: str) -> None:
-    """End with a message where the wheel that was unpacked cannot run on this machine."""
+def check_fit(folder: Path, name: str, without: str | None) -> None:
+    """End with a message where the wheel that was unpacked cannot run on this machine, or is another one."""
     info = json.loads((folder / f"multigemm_{name}" / "backend.json").read_text(encoding="utf-8"))
+    lacks, wanted = info.get("without", []), [without] if without else []
+    if lacks != wanted:
+        raise SystemExit(
+            f"the wheel {name} was built without {lacks or 'nothing'}, asked is {wanted or 'nothing'}"
+        )
     asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         raise SystemExit(f"{sys.executable} cannot import PyTorch:\n{asked.stderr}")
     reason = unfit(info, *json.loads(asked.stdout.splitlines()[-1]))
     if reason:
         raise SystemExit(f"the wheel {name} {reason}")
+
+
+def must_fail(pytest: list[str], environment: dict[str, str], without: str, chosen: list[str]) -> int:
+    """Run each test of a defence by itself; 0 if all fail, as they have to where it is missing."""
+    pytest = [*pytest, "-q", "-p", "no:cacheprovider", *chosen]
+    asked = subprocess.run(
+        [*pytest, "--collect-only"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    tests = [line for line in asked.stdout.splitlines() if "::" in line and not line.startswith(" ")]
+    if asked.returncode != 0 or not tests:
+        print(asked.stdout, asked.stderr)
+        raise SystemExit(f"no test is marked with the defence {without}")
+
+    def outcome(test: str) -> tuple[str, str]:
+        command = [*pytest[: len(pytest) - len(chosen)], test]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            return f"failed: still running after {SECONDS} s", ""
+        if done.returncode == 1:
+            summary = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            return "failed: " + (summary[0].partition(" - ")[2][:110] if summary else ""), ""
+        if done.returncode < 0:
+            return f"failed: ended by signal {-done.returncode}", ""
+        told = "PASSED OR SKIPPED" if done.returncode == 0 else f"NOT RUN, exit status {done.returncode}"
+        return told, done.stdout[-2000:] + done.stderr[-2000:]
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = dict(zip(tests, pool.map(outcome, tests), strict=True))
+    wrong = {test: text for test, (told, text) in outcomes.items() if not told.startswith("failed")}
+    for test, (told, _) in outcomes.items():
+        print(f"{test.rpartition('/')[2]}: {told}")
+    for text in wrong.values():
+        print(text)
+    print(f"without {without}: {len(tests) - len(wrong)} of {len(tests)} tests fail, as all have to")
+    return 1 if wrong else 0
 
 
 def main() -> int:
@@ -85,33 +159,46 @@ def main() -> int:
     parser.add_argument(
         "--suite", action="append", help=f"folder of tests/: {', '.join(SUITES)}; default all"
     )
+    parser.add_argument("--gpus", type=int, help="run what needs so many GPUs, and nothing else")
+    parser.add_argument("--without", choices=DEFENCES, help="on a wheel without it, its tests have to fail")
     options, rest = parser.parse_known_args()
+    if options.without and options.gpus is None:
+        parser.error("--without is about the tests of several GPUs: give --gpus 2")
+    if options.gpus is not None and options.backend is None and options.wheel is None:
+        options.backend = the_only_backend()
     if options.wheel is not None and options.backend is None:
         parser.error("--wheel is a backend's, so --backend NAME has to name it")
-    suites = [ROOT / "tests" / suite for suite in options.suite or SUITES]
+    suites = [ROOT / "tests" / s for s in options.suite or (SUITES if options.gpus is None else ("gpu",))]
     pytest = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
     # Paths are from the root; naming one replaces the suites.
     chosen = [str(ROOT / a) if (ROOT / a.split("::")[0]).exists() else a for a in rest]
     named = chosen != rest
-    pytest += ["--device", "cuda", *([] if named else [str(s) for s in suites if s.is_dir()])]
+    chosen += [] if named else [str(s) for s in suites if s.is_dir()]
+    pytest += ["--device", "cuda"]
+    # Tests that start processes of their own stay together; with several workers, each would start them.
+    pytest += ["--dist", "loadgroup"] if any(re.match(r"-n|--numprocesses", a) for a in rest) else []
+    pytest += ["--gpus", str(options.gpus)] if options.gpus is not None else []
+    pytest += ["--without", options.without] if options.without else []
     environment = dict(os.environ)
     paths = [str(ROOT / "packages" / "multigemm" / "src")]
     with tempfile.TemporaryDirectory() as folder:
         if options.backend is None:
             environment["MULTIGEMM_FALLBACK"] = "torch"
         else:
-            wheels = [wheel_of(options.backend, options.wheel)]
+            wheels = [wheel_of(options.backend, options.wheel, options.without)]
             wheels += [wheel_of(options.beside, None)] if options.beside else []
             for wheel in wheels:
                 with zipfile.ZipFile(wheel) as archive:
                     archive.extractall(folder)
                 print(f"{wheel.name}, unpacked into {folder}", flush=True)
-            check_fit(Path(folder), options.backend)
+            check_fit(Path(folder), options.backend, options.without)
             paths += [folder, *([str(options.site.resolve())] if options.site else [])]
             environment["MULTIGEMM_ANY_CUDA"] = "1" if options.any_cuda else "0"
             environment["MULTIGEMM_BACKEND"] = options.backend
             pytest += ["--backend", options.backend]
         environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [environment.get("PYTHONPATH")])])
+        if options.without:
+            return must_fail(pytest, environment, options.without, chosen)
         return subprocess.run([*pytest, *chosen], env=environment, check=False).returncode
 
 

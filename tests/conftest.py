@@ -20,6 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="native backend that must serve the device (cu12, cpu ...), or 'none'; default: what is there",
     )
+    parser.addoption("--gpus", type=int, help="run what needs so many GPUs, and nothing else")
+    parser.addoption("--without", help="run the tests of one defence of a backend, and nothing else")
 
 
 def _implementations(config: pytest.Config) -> list[str]:

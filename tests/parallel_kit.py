@@ -65,6 +65,8 @@ def _work(rank: int, module: str, world: int, backend: str, folder: str) -> None
     torch.set_num_threads(1)
     device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
     options = {} if device.type == "cpu" else {"device_id": device}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # first: no process is to touch another's device
     dist.init_process_group(
         backend,
         init_method=Path(folder, "meeting").as_uri(),
@@ -73,8 +75,6 @@ def _work(rank: int, module: str, world: int, backend: str, folder: str) -> None
         timeout=datetime.timedelta(seconds=60),
         **options,
     )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     told: dict[str, str] = {}
     for name, case in importlib.import_module(module).CASES.items():
         try:

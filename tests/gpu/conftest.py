@@ -17,7 +17,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "two_gpus: the tensors are on another device than the current one")
+    config.addinivalue_line("markers", "two_gpus: takes two devices")
+    config.addinivalue_line("markers", "xdist_group(name): of pytest-xdist, which may be absent")
+    config.addinivalue_line("markers", "defence(name): fails on a backend that was built without it")
     config.addinivalue_line("markers", "blas: takes the cuBLAS of the backend's major")
 
 
@@ -25,19 +27,37 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if torch.device(config.getoption("--device")).type != "cuda" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if HERE in item.path.parents]
     count = torch.cuda.device_count() if ours else 0
     backend = _native() if ours else None
+    gpus, without = config.getoption("--gpus"), config.getoption("--without")
+    if gpus is not None:
+        if count < gpus or backend is None:
+            served = "" if backend else ", and no native backend serves them"
+            raise pytest.UsageError(f"--gpus {gpus}: {count} visible{served}")
+        _select(config, items, [item for item in ours if item.get_closest_marker("two_gpus")])
+    if without is not None:
+        _select(config, items, [item for item in ours if without in _defences(item)])
     for item in ours:
         given = getattr(getattr(item, "callspec", None), "params", {}).values()
-        takes_blas = item.get_closest_marker("blas") or any(type(v) is str and v == "blas" for v in given)
+        takes_blas = item.get_closest_marker("blas") or any(getattr(v, "pin", v) == "blas" for v in given)
         if backend is None:
             item.add_marker(pytest.mark.skip(reason="no native backend serves this GPU"))
         elif takes_blas and lacks_blas(backend):
             item.add_marker(pytest.mark.skip(reason=f"cuBLAS of CUDA {backend.info['major']} is not here"))
         elif item.get_closest_marker("two_gpus") and count < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, {count} visible"))
+
+
+def _defences(item: pytest.Item) -> set[str]:
+    return {mark.args[0] for mark in item.iter_markers("defence")}
+
+
+def _select(config: pytest.Config, items: list[pytest.Item], wanted: list[pytest.Item]) -> None:
+    kept = set(map(id, wanted))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
 
 
 def _native() -> Backend | None:
@@ -51,10 +71,17 @@ def _native() -> Backend | None:
 
 @pytest.fixture(autouse=True)
 def _same_device_afterwards() -> Iterator[None]:
-    """No call changes the current device or stream, whatever the test is about."""
-    before = torch.cuda.current_device(), torch.cuda.current_stream()
+    """No call changes the current device, or a device's current stream, whatever the test is about."""
+    before = _current()
     yield
-    assert (torch.cuda.current_device(), torch.cuda.current_stream()) == before
+    assert _current() == before
+
+
+def _current() -> tuple[int, list[torch.cuda.Stream]]:
+    """Asks torch alone: no device is touched that no test has used."""
+    return torch.cuda.current_device(), [
+        torch.cuda.current_stream(index) for index in range(torch.cuda.device_count())
+    ]
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ pytest.importorskip("pydantic")
 import parallel_kit
 from gpu import moe_parallel_cases
 
+# One process of the test run starts the others, whatever the number of workers.
+pytestmark = [pytest.mark.two_gpus, pytest.mark.xdist_group("expert parallel")]
+
 
 @pytest.fixture(scope="module", params=[2, 4])
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
@@ -20,7 +23,6 @@ def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
     return parallel_kit.run("gpu.moe_parallel_cases", request.param, "nccl", timeout=400)
 
 
-@pytest.mark.two_gpus
 @pytest.mark.parametrize("case", moe_parallel_cases.CASES)
 def test_case(case: str, outcomes: dict[str, str]) -> None:
     if outcomes[case]:

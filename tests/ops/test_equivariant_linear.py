@@ -197,3 +197,17 @@ def test_irreps() -> None:
     assert Irreps(irreps) is irreps
     assert copy.deepcopy(irreps) == irreps
     assert Irreps("").dim == 0
+
+
+def test_an_order_of_another_device_is_refused(device: torch.device) -> None:
+    """The indices would be read where they are not."""
+    m = IndexedLinear("4x0e", "4x0e", 3, device=device)
+    labels = torch.zeros(5, dtype=torch.int64)
+    order = multigemm.sort_by_group(labels.to(device), 3)
+    elsewhere = multigemm.sort_by_group(labels.to("meta"), 3)
+    for name in ("permutation", "group_sizes"):
+        mixed = order._replace(**{name: getattr(elsewhere, name)})
+        with pytest.raises(multigemm.errors.DeviceError, match=rf"order.{name} must be on the device of x"):
+            m(torch.ones(5, 4, device=device), order=mixed)
+    with pytest.raises(multigemm.errors.DeviceError, match="got meta"):
+        m(torch.ones(5, 4, device=device), order=elsewhere)

@@ -19,16 +19,19 @@ def traced() -> bool:
     return functorch() is not None or torch._C._len_torch_dispatch_stack() > 0
 
 
-def _capturing() -> bool:
-    """Whether the current stream records a graph, in which nothing can be read back."""
+def _capturing(device: torch.device) -> bool:
+    """Whether the device's current stream records a graph, in which nothing can be read back."""
     asked = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
-    return bool(asked()) if asked is not None else False
+    if asked is None:
+        return False
+    with torch.accelerator.device_index(device.index):  # it asks for the current device's
+        return bool(asked())
 
 
 def present(order: GroupOrder) -> torch.Tensor | None:
     """The elements that have atoms, or None for all; reads the sizes, which synchronises with a GPU."""
     sizes = order.group_sizes
-    if traced() or sizes.device.type == "meta" or (sizes.device.type != "cpu" and _capturing()):
+    if traced() or sizes.device.type == "meta" or (sizes.device.type != "cpu" and _capturing(sizes.device)):
         return None
     found = sizes.nonzero().squeeze(1)
     return None if found.shape[0] == sizes.shape[0] else found

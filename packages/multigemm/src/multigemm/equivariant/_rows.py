@@ -58,6 +58,11 @@ def order_of(
 ) -> GroupOrder:
     """``order`` where it is given, else that of the labels."""
     if order is not None:
+        for name, tensor in zip(("permutation", "group_sizes"), order[:2], strict=True):
+            if tensor.device != x.device:
+                raise DeviceError(
+                    f"{op}: order.{name} must be on the device of x, {x.device}, got {tensor.device}."
+                )
         if tuple(order.permutation.shape) != (x.shape[0],) or tuple(order.group_sizes.shape) != (elements,):
             raise ShapeError(
                 f"{op}: order must be of {x.shape[0]} rows and {elements} elements, got "
