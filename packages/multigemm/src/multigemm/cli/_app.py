@@ -83,7 +83,8 @@ def bench(
     topic: Annotated[
         str,
         typer.Option(
-            help="grouped_mm; moe: whole layers of experts; symmetric_contraction, indexed_linear: of MACE."
+            help="grouped_mm; moe: whole layers of experts; expert_parallel: those on several GPUs; "
+            "symmetric_contraction, indexed_linear: of MACE."
         ),
     ] = "grouped_mm",
     table: Annotated[
@@ -118,8 +119,13 @@ def bench(
         from .bench import equivariant
 
         raise typer.Exit(equivariant.run(options, topic))
+    if topic == "expert_parallel":
+        from .bench import expert_parallel
+
+        raise typer.Exit(expert_parallel.run(options))
     if topic != "grouped_mm":
         raise typer.BadParameter(
-            f"there is no topic {topic!r}; there are: grouped_mm, moe, symmetric_contraction, indexed_linear"
+            f"there is no topic {topic!r}; there are: grouped_mm, moe, expert_parallel, "
+            "symmetric_contraction, indexed_linear"
         )
     raise typer.Exit(command.run(options))
