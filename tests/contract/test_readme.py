@@ -35,6 +35,14 @@ def test_example_runs(code, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_the_example_for_two_gpus_runs_on_the_cpu(tmp_path):
+    """With both devices the CPU; on two GPUs tests/gpu runs it as it is."""
+    text = (ROOT / "docs" / "multi-device.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert code.count("cuda:0") == 1 and code.count("cuda:1") == 3
+    test_example_runs(code.replace("cuda:0", "cpu").replace("cuda:1", "cpu"), tmp_path)
+
+
 def test_every_readme_has_an_example():
     assert {p.id.rsplit("-", 1)[0] for p in examples()} == set(READMES)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from gpu.two_kit import CONTEXTS, WAYS, Way
@@ -132,6 +134,12 @@ for name in (None, "native", "simt", "blas"):
 print("done")
 """
     )
+
+
+def test_the_pages_example() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "multi-device.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    run(code + "\nprint('done')")
 
 
 def test_a_mask_renumbers_the_devices() -> None:

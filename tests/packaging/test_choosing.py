@@ -169,20 +169,6 @@ def test_a_library_of_another_build_is_told(cuda13):
     assert "0.0.9" in answer["text"]
 
 
-@pytest.mark.parametrize("told", ["query", "info"])
-def test_a_build_without_a_defence_cannot_be_mistaken(cuda13, told):
-    if told == "query":
-        cuda13.backend("cu13", query={"abi": 1, "without": ["guard"]})
-    else:
-        folder = cuda13.backend("cu13")
-        info = json.loads((folder / "backend.json").read_text())
-        (folder / "backend.json").write_text(json.dumps({**info, "without": ["guard"]}))
-    answer = ask("cuda", cuda13)
-    text = "it was built without its guard, for tests alone: results may be wrong"
-    assert answer["warnings"] == [f"multigemm: backend cu13: {text}"]
-    assert answer["findings"][0][2] == "opened" and answer["findings"][0][3].endswith(text)
-
-
 @pytest.mark.parametrize("query", ["no json", "[1]"])
 def test_an_answer_that_is_no_object(cuda13, query):
     cuda13.backend("cu13", query=query)

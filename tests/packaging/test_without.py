@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from loading_kit import ci_script
+from loading_kit import ask, ci_script
 
 ROOT = Path(__file__).resolve().parents[2]
 CMAKE = shutil.which("cmake")
@@ -73,6 +73,21 @@ def test_a_wheel_is_not_taken_for_another(tmp_path, without, arguments, text):
     command += ["--wheel", str(wheel(tmp_path, without)), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and text in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("told", ["query", "info"])
+def test_a_build_without_a_defence_cannot_be_mistaken(site, told):
+    cuda13 = site.stub_torch("2.13.0+cu130", cuda="13.0").stub_front()
+    if told == "query":
+        cuda13.backend("cu13", query={"abi": 1, "without": ["guard"]})
+    else:
+        folder = cuda13.backend("cu13")
+        info = json.loads((folder / "backend.json").read_text())
+        (folder / "backend.json").write_text(json.dumps({**info, "without": ["guard"]}))
+    answer = ask("cuda", cuda13)
+    text = "it was built without its guard, for tests alone: results may be wrong"
+    assert answer["warnings"] == [f"multigemm: backend cu13: {text}"]
+    assert answer["findings"][0][2] == "opened" and answer["findings"][0][3].endswith(text)
 
 
 SUITE = """
