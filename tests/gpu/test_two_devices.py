@@ -39,8 +39,17 @@ def test_the_tensors_device_is_not_the_current_one(way: Way, where: int) -> None
         check_gradients(way, found)
 
 
-@pytest.mark.defence("stream")
-@pytest.mark.parametrize("way", WAYS, ids=str)
+def needing_the_stream(ways: list[Way]) -> list[object]:
+    """Marked but for the grouped contraction, which reads from its stream which elements there are: by then
+    the slow work is done, and what is then on another stream may be right by chance."""
+    mark = pytest.mark.defence("stream")
+    return [
+        pytest.param(way, marks=[] if way.what == "grouped contraction" else [mark], id=str(way))
+        for way in ways
+    ]
+
+
+@pytest.mark.parametrize("way", needing_the_stream(WAYS))
 def test_side_streams_of_both_devices(way: Way) -> None:
     """Each call waits for the slow producer on its device's current stream, and for no other."""
     works = [make(way, f"cuda:{index}", seed=index) for index in range(2)]

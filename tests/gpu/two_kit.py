@@ -216,8 +216,11 @@ def device_work(call: Callable[[], object]) -> list[tuple[str, int]]:
             for index in range(torch.cuda.device_count()):
                 torch.cuda.synchronize(index)
         events = profiler.profiler.kineto_results.events()
-    queued = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA]
-    return [(e.name(), int(e.device_index())) for e in queued]
+    # Waits and the user's own marks are told as the device's too, by some versions.
+    marks = [e for e in events if getattr(e, "is_user_annotation", bool)()]
+    names = {"Stream Sync", "Stream Wait Event", "Context Sync", "Event Sync", *(e.name() for e in marks)}
+    on_device = [e for e in events if e.device_type() == torch.autograd.DeviceType.CUDA]
+    return [(e.name(), int(e.device_index())) for e in on_device if e.name() not in names]
 
 
 CONTEXTS = """
