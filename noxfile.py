@@ -45,6 +45,7 @@ from environments import (  # noqa: E402
     torch_folder,
 )
 from generate_wheels import tested_ids  # noqa: E402
+from gpu_tests import own_backend  # noqa: E402
 from release import options as release_options  # noqa: E402
 
 nox.needs_version = ">=2025.5"
@@ -366,7 +367,7 @@ def gpu_tests(session: nox.Session) -> None:
     """
     given = dict(pairwise(session.posargs))
     if (defence := given.get("--without")) and "--wheel" not in given:
-        build_without(session, given.get("--backend", ""), defence)
+        build_without(session, given.get("--backend") or own_backend("python3"), defence)
     session.run("python3", str(ROOT / "ci" / "gpu_tests.py"), *session.posargs, external=True)
 
 

@@ -9,9 +9,10 @@ Without --backend the PyTorch reference computes everything. --beside adds the w
 tests of both in one process. --site names one more folder of packages, such as ci/stand_in_blas.py makes;
 with it and --any-cuda a backend for another CUDA major than PyTorch's runs, but for what takes cuBLAS.
 
---gpus 2 runs what needs two GPUs, and nothing else; fewer are an error, not skipped tests. --without DEFENCE
-(guard, stream, pool-key) is the test of those tests, on a wheel that was built without it: each test that is
-marked with the defence runs in a process of its own, and has to fail.
+--gpus 2 runs what needs two GPUs, and nothing else; fewer are an error, not skipped tests. The backend is
+that of this PyTorch, unless it is given. --without DEFENCE (guard, stream, pool-key) is the test of those
+tests, on a wheel that was built without it: each test that is marked with the defence runs in a process of
+its own, and has to fail.
 """
 
 from __future__ import annotations
@@ -49,19 +50,6 @@ def wheel_of(name: str, given: Path | None, without: str | None = None) -> Path:
     return wheels[0]
 
 
-def the_only_backend() -> str:
-    """The GPU backend whose wheel is in dist/, where one is."""
-    found = {
-        wheel.name[len("multigemm_") :].split("-")[0] for wheel in (ROOT / "dist").glob("multigemm_*.whl")
-    }
-    names = sorted(found - {"cpu"})
-    if len(names) != 1:
-        raise SystemExit(
-            f"--gpus needs a backend: dist/ has {', '.join(names) or 'none'}; name it by --backend"
-        )
-    return names[0]
-
-
 # What this python3's PyTorch was built for, and the architecture of its first GPU; "" where there is none.
 ASK = """
 import json, torch
@@ -69,6 +57,23 @@ gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
 name = (getattr(gpu, "gcnArchName", "") or "sm_%d%d" % (gpu.major, gpu.minor)) if gpu else ""
 print(json.dumps([torch.version.hip, torch.version.cuda, name.partition(":")[0]]))
 """
+
+
+def ask(python: str) -> tuple[str | None, str | None, str]:
+    """What ASK tells of an interpreter's PyTorch: HIP's version, CUDA's, and the GPU's architecture."""
+    asked = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        raise SystemExit(f"{python} cannot import PyTorch:\n{asked.stderr}")
+    hip, cuda, gpu = json.loads(asked.stdout.splitlines()[-1])
+    return hip, cuda, gpu
+
+
+def own_backend(python: str) -> str:
+    """The backend that fits an interpreter's PyTorch."""
+    hip, cuda, _ = ask(python)
+    if hip is None and cuda is None:
+        raise SystemExit(f"the PyTorch of {python} is for the CPU: --gpus needs one for GPUs")
+    return "rocm" if hip else f"cu{str(cuda).partition('.')[0]}"
 
 
 def unfit(info: dict[str, Any], hip: str | None, cuda: str | None, gpu: str) -> str:
@@ -95,10 +100,7 @@ def check_fit(folder: Path, name: str, without: str | None) -> None:
         raise SystemExit(
             f"the wheel {name} was built without {lacks or 'nothing'}, asked is {wanted or 'nothing'}"
         )
-    asked = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=False)
-    if asked.returncode != 0:
-        raise SystemExit(f"{sys.executable} cannot import PyTorch:\n{asked.stderr}")
-    reason = unfit(info, *json.loads(asked.stdout.splitlines()[-1]))
+    reason = unfit(info, *ask(sys.executable))
     if reason:
         raise SystemExit(f"the wheel {name} {reason}")
 
@@ -164,8 +166,8 @@ def main() -> int:
     options, rest = parser.parse_known_args()
     if options.without and options.gpus is None:
         parser.error("--without is about the tests of several GPUs: give --gpus 2")
-    if options.gpus is not None and options.backend is None and options.wheel is None:
-        options.backend = the_only_backend()
+    if options.gpus is not None and options.backend is None:
+        options.backend = own_backend(sys.executable)
     if options.wheel is not None and options.backend is None:
         parser.error("--wheel is a backend's, so --backend NAME has to name it")
     suites = [ROOT / "tests" / s for s in options.suite or (SUITES if options.gpus is None else ("gpu",))]

@@ -28,3 +28,24 @@ def test_a_machine_that_fits(gpu):
 
 def test_other_backends_are_not_asked():
     assert ci_script("gpu_tests").unfit({"kind": "cuda"}, None, "13.0", "sm_90") == ""
+
+
+@pytest.mark.parametrize(
+    ("hip", "cuda", "name"), [("7.1.25424", "12.8", "rocm"), (None, "13.0", "cu13"), (None, "12.9", "cu12")]
+)
+def test_the_backend_of_a_pytorch(monkeypatch, hip, cuda, name):
+    script = ci_script("gpu_tests")
+    monkeypatch.setattr(script, "ask", lambda python: (hip, cuda, ""))
+    assert script.own_backend("python3") == name
+
+
+def test_a_pytorch_without_gpus_has_none(monkeypatch):
+    script = ci_script("gpu_tests")
+    monkeypatch.setattr(script, "ask", lambda python: (None, None, ""))
+    with pytest.raises(SystemExit, match="is for the CPU: --gpus needs one for GPUs"):
+        script.own_backend("python3")
+
+
+def test_an_interpreter_without_pytorch_is_told():
+    with pytest.raises(SystemExit, match="cannot import PyTorch"):
+        ci_script("gpu_tests").ask("false")
