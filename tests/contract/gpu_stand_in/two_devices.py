@@ -5,6 +5,7 @@ A case is a function of the library; it fails where its defence is missing.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from multigemm import _abi
 
-from . import kit
+from . import kit, layers
 
 Case = Callable[[kit.Library], None]
 DEFENCES = ("guard", "stream", "pool-key")
@@ -87,6 +88,36 @@ for _name in NAMES:
 
         CASES["guard"][f"another device, {_title}"] = on_the_device_that_is_not_current
         CASES["stream"][f"a stream of its own, {_title}"] = in_the_order_of_the_calls_stream
+
+
+# The same of what surrounds the products. Values are compared elsewhere: here it counts where work is queued.
+for _function in layers.FUNCTIONS:
+
+    def queued(library: kit.Library, device: int, function: str) -> list[kit.Record]:
+        """What a call for a device queues there, while device 0 is current; its results are then written."""
+        stream = STREAMS[device]
+        problem, outputs = layers.calls(device, stream)[function]
+        library.control["clear_log"]()
+        call = getattr(library.handle, f"{function}_standin")
+        assert call(ctypes.byref(problem)) == _abi.OK, library.last_error()
+        assert library.current_device() == 0
+        records = [record for record in library.records() if kit.ORDERED.match(record.call)]
+        library.control["synchronize"](stream)
+        written = not any(bool(output.isnan().any()) for output in outputs)
+        library.control["drop"](None)
+        assert records and any(record.call == "launch" for record in records)
+        assert written, "the stream is done, and the results are not there"
+        return records
+
+    def on_its_device(library: kit.Library, function: str = _function) -> None:
+        assert {record.device for record in queued(library, 1, function)} == {1}
+
+    def on_its_stream(library: kit.Library, function: str = _function) -> None:
+        for device in (0, 1):
+            assert {record.stream for record in queued(library, device, function)} == {STREAMS[device]}
+
+    CASES["guard"][f"another device, {_function}"] = on_its_device
+    CASES["stream"][f"a stream of its own, {_function}"] = on_its_stream
 
 
 @case("guard")
