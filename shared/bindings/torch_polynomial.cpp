@@ -27,10 +27,10 @@ class Operands {
     *row = t.stride(0);
     return t.mutable_data_ptr();
   }
-  // [G, T, C] with unit stride along C.
-  void* lines(const char* name, const Tensor& t, int64_t groups, int64_t terms, int64_t channels,
+  // [G, P, C] with unit stride along C.
+  void* lines(const char* name, const Tensor& t, int64_t groups, int64_t weights, int64_t channels,
               int64_t (&stride)[2]) const {
-    expect(t.dim() == 3 && t.size(0) == groups && t.size(1) == terms && t.size(2) == channels &&
+    expect(t.dim() == 3 && t.size(0) == groups && t.size(1) == weights && t.size(2) == channels &&
                (t.stride(2) == 1 || channels <= 1 || t.numel() == 0) && ours(t),
            name);
     stride[0] = t.stride(0);
@@ -59,8 +59,8 @@ int32_t kind_of(const std::string& name) {
 
 void indexed_polynomial(std::string kind, Tensor x, std::vector<Tensor> directions, std::optional<Tensor> w,
                         std::optional<Tensor> gy, Tensor labels, std::optional<Tensor> permutation,
-                        std::optional<Tensor> ends, Tensor heads, Tensor pairs, Tensor last, Tensor places, Tensor out,
-                        std::string implementation) {
+                        std::optional<Tensor> ends, Tensor heads, Tensor pairs, Tensor last, Tensor factors,
+                        Tensor entries, Tensor entry_ends, Tensor places, Tensor out, std::string implementation) {
   const Services services(x);
   const Operands operands(x);
   mg_polynomial_problem p{};
@@ -79,16 +79,17 @@ void indexed_polynomial(std::string kind, Tensor x, std::vector<Tensor> directio
   p.components = p.channels ? places.size(0) - p.width : 0;
   p.head_count = heads.size(0);
   p.pair_count = pairs.size(0);
-  p.term_count = last.numel();
+  p.term_count = factors.numel();
+  p.weight_count = coefficients.size(1);
   p.x = operands.matrix("x", x, p.rows, p.width * p.channels, &p.x_row);
   expect(directions.size() <= 3, "directions");
   p.directions = static_cast<int32_t>(directions.size());
   for (size_t a = 0; a < directions.size(); ++a)
     p.direction[a] = operands.matrix("a direction", directions[a], p.rows, x.size(1), &p.direction_row[a]);
-  if (w) p.w = operands.lines("w", *w, p.groups, p.term_count, p.channels, p.w_stride);
+  if (w) p.w = operands.lines("w", *w, p.groups, p.weight_count, p.channels, p.w_stride);
   if (gy) p.gy = operands.matrix("gy", *gy, p.rows, p.components * p.channels, &p.gy_row);
   if (weights)
-    p.out = operands.lines("out", out, p.groups, p.term_count, p.channels, p.out_stride);
+    p.out = operands.lines("out", out, p.groups, p.weight_count, p.channels, p.out_stride);
   else
     p.out = operands.matrix("out", out, p.rows, (value ? p.components : p.width) * p.channels, &p.out_row);
   p.labels = operands.table<int64_t>("labels", labels, p.rows, 1, ScalarType::Long);
@@ -99,7 +100,10 @@ void indexed_polynomial(std::string kind, Tensor x, std::vector<Tensor> directio
   }
   p.heads = operands.table<int32_t>("heads", heads, p.head_count, 4, ScalarType::Int);
   p.pairs = operands.table<int32_t>("pairs", pairs, p.pair_count, 4, ScalarType::Int);
-  p.last = operands.table<int32_t>("last", last, p.term_count, 1, ScalarType::Int);
+  p.last = operands.table<int32_t>("last", last, p.term_count, 2, ScalarType::Int);
+  p.factors = operands.table<char>("factors", factors, p.term_count, 1, x.scalar_type());
+  p.entries = operands.table<int32_t>("entries", entries, p.term_count, 5, ScalarType::Int);
+  p.entry_ends = operands.table<int32_t>("entry_ends", entry_ends, p.weight_count, 1, ScalarType::Int);
   p.places = operands.table<int64_t>("places", places, places.size(0), 2, ScalarType::Long);
   p.implementation = implementation == "simt" ? MG_SIMT : MG_AUTO;
   p.device = services.device();
@@ -117,5 +121,5 @@ STABLE_TORCH_LIBRARY_IMPL(multigemm, CUDA, m) {
 #else
 STABLE_TORCH_LIBRARY_IMPL(multigemm, CPU, m) {
 #endif
-  m.impl("native_indexed_polynomial", TORCH_BOX(&indexed_polynomial));
+  m.impl("native_weighted_polynomial", TORCH_BOX(&indexed_polynomial));
 }

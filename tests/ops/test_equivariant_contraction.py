@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import multigemm
+from multigemm import _route_polynomial
+from multigemm.cli._memory import peak_bytes
 from multigemm.equivariant import Irreps, SymmetricContraction
 from multigemm.equivariant._clebsch_gordan import coupling_basis, wigner_3j
 
@@ -153,6 +155,26 @@ def test_frozen_weights_are_turned_into_coefficients_once(path: str, device: tor
     assert m.contractions[0].weights_max.grad is not None
 
 
+def test_little_is_kept_for_elements_without_atoms(device: torch.device) -> None:
+    """A few coefficients for each element, where the polynomial has hundreds of terms; so too in training."""
+    if not _route_polynomial.served(device):
+        pytest.skip(_route_polynomial.why_not(device))
+    case = ("8x0e + 8x1o + 8x2e + 8x3o", "8x0e + 8x1o", 3)
+    m = make(case, device, implementation="fused", num_elements=89)
+    x, labels = features(m, 100, device), torch.arange(100, device=device) % 89
+    weights = sum(w.nbytes for w in m.parameters())
+    peak = peak_bytes(
+        lambda: torch.autograd.grad(m(x.requires_grad_(), labels).sum(), [x, *m.parameters()]), device
+    )
+    assert m.explain().terms == 94 + 316
+    assert peak < 4 * weights + 8 * x.nbytes
+    m.requires_grad_(False)
+    m(x.detach(), labels)
+    kept = m._kept._entry
+    assert kept is not None
+    assert tuple(kept[1].shape) == (89, 13 + 16, 8)
+
+
 def test_transforms(path: str, device: torch.device) -> None:
     m = make(("2x0e + 2x1o", "2x0e + 2x1o", 3), device, implementation=path)
     x, labels = features(m, 3, device), torch.tensor([1, 4, 1], device=device)
@@ -202,8 +224,11 @@ def test_copies_and_dtypes(path: str, device: torch.device) -> None:
     assert not any("coefficients" in name or "pair" in name or "places" in name for name in m.state_dict())
     single = copy.deepcopy(m).float()
     assert single(x.float(), labels).dtype == torch.float32
-    tables = [t.clone() for t in m._tables()]
-    assert all(torch.equal(a, b) for a, b in zip(single.double()._tables(), tables, strict=True))
+    for name in ("coefficients", "mixtures"):
+        tables = [t.clone() for t in m._tables(name)]
+        single = copy.deepcopy(m).float().double()
+        assert all(torch.equal(a, b) for a, b in zip(single._tables(name), tables, strict=True))
+    assert torch.equal(single.factors, m.factors)
 
 
 def test_a_state_of_another_basis_is_refused() -> None:

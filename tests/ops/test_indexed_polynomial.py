@@ -9,7 +9,7 @@ import torch
 
 import multigemm
 from multigemm import _route_polynomial
-from multigemm.equivariant._terms import Setting, Terms, terms
+from multigemm.equivariant._terms import Setting, Terms, shared, terms
 from multigemm.ops.indexed_polynomial import Polynomial, indexed_polynomial
 
 GROUPS = 4
@@ -35,13 +35,15 @@ def case(
 ) -> tuple[Polynomial, torch.Tensor, torch.Tensor, Terms]:
     """Columns of x in the order of components, those of y in the order of channels."""
     torch.manual_seed(0)
-    found = terms(Setting(inputs, outputs, (3,) * len(outputs), False))
+    setting = Setting(inputs, outputs, (3,) * len(outputs), False)
+    found, few = terms(setting), shared(setting)
     places = [[i * channels, 1] for i in range(found.width)]
     places += [[o, found.components] for o in range(found.components)]
     labels = torch.randint(-1, GROUPS + 1, (rows,)).to(device)
-    tables = (t.to(device) for t in (found.heads, found.pairs, found.last, torch.tensor(places)))
+    numbers = few.factors.to(dtype), few.entries, few.entry_ends
+    tables = (t.to(device) for t in (found.heads, few.pairs, few.last, *numbers, torch.tensor(places)))
     x = torch.randn(rows, found.width * channels, dtype=torch.float64).to(dtype).to(device)
-    w = torch.randn(GROUPS, len(found.last), channels, dtype=torch.float64).to(dtype).to(device)
+    w = torch.randn(GROUPS, len(few.entry_ends), channels, dtype=torch.float64).to(dtype).to(device)
     return Polynomial(labels, None, None, *tables, kernel), x, w, found
 
 
@@ -49,9 +51,11 @@ def dense(p: Polynomial, found: Terms) -> Call:
     def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         values = x.unflatten(-1, (found.width, w.shape[-1]))
         values = torch.cat([values, torch.ones_like(values[..., :1, :])], -2)
-        d, i, j, k = found.indices().to(x.device).unbind(1)
+        d, i, j, k, t = p.entries.long().unbind(1)
+        weight = torch.searchsorted(p.entry_ends.long(), torch.arange(len(t), device=t.device), right=True)
         known = (p.labels >= 0) & (p.labels < w.shape[-3])
         own = w.index_select(-3, p.labels.clamp(0, w.shape[-3] - 1)) * known[:, None, None]
+        own = own.index_select(-2, weight) * p.factors.to(w.dtype)[t, None]
         products = own * values[..., i, :] * values[..., j, :] * values[..., k, :]
         one_hot = torch.nn.functional.one_hot(d, found.components).to(x.dtype)
         return torch.einsum("...tc,td->...cd", products, one_hot).flatten(-2)
@@ -160,5 +164,30 @@ def test_bad_calls_say_what_is_wrong(device: torch.device) -> None:
         indexed_polynomial(x, w[:, 1:], p)
     with pytest.raises(multigemm.errors.DTypeError, match="float64 or float32"):
         indexed_polynomial(x.half(), w.half(), p)
+    with pytest.raises(multigemm.errors.DTypeError, match="factors must be of the dtype of x"):
+        indexed_polynomial(x.float(), w.float(), p)
     with pytest.raises(multigemm.errors.ShapeError, match="labels must be int64"):
         indexed_polynomial(x, w, p._replace(labels=p.labels.int()))
+
+
+@pytest.mark.parametrize("outputs", [("1x0e",), ("1x0e", "1x1o"), ("1x2e", "1x0o", "1x1e"), ("1x5e",)])
+@pytest.mark.parametrize("correlation", [1, 2, 3])
+def test_few_weights_stand_for_the_coefficients(outputs: tuple[str, ...], correlation: int) -> None:
+    setting = Setting("1x0e+1x1o+1x2e", outputs, (correlation,) * len(outputs), False)
+    found, few = terms(setting), shared(setting)
+    counts = [len(m) for m in few.mixtures]
+    assert counts == [int(torch.linalg.matrix_rank(t)) if t.numel() else 0 for t in found.coefficients]
+    wide = torch.block_diag(*found.coefficients)
+    expansion = torch.zeros(len(found.last), sum(counts), dtype=torch.float64)
+    pairs = torch.repeat_interleave(torch.arange(len(few.pairs)), (few.pairs[:, 2] - few.pairs[:, 1]).long())
+    of_pair = found.pairs[:, 1].long()[pairs]
+    for pair, first, (k, weight), factor in zip(pairs, of_pair, few.last, few.factors, strict=True):
+        end = int(found.pairs[pair, 2])
+        place = int(first) + found.last[first:end].tolist().index(int(k))
+        expansion[place, weight] += factor
+    torch.testing.assert_close(expansion @ torch.block_diag(*few.mixtures), wide, rtol=0, atol=1e-12)
+    assert len(few.factors) <= 2 * len(found.last)
+    assert few.entries[:, 4].sort().values.tolist() == list(range(len(few.factors)))
+    assert torch.equal(few.last[few.entries[:, 4].long(), 0], few.entries[:, 3])
+    ends = torch.bincount(few.last[:, 1].long(), minlength=sum(counts)).cumsum(0)
+    assert torch.equal(few.entry_ends.long(), ends)

@@ -33,10 +33,10 @@ struct PolynomialTask {
     }
   }
 
-  // Of the gradient's accumulators: by component of x or y, or by term.
+  // Of the gradient's accumulators: by component of x or y, or by weight.
   static int64_t most(const mg_polynomial_problem& p) {
     const int64_t components = (p.width > p.components ? p.width : p.components) + 1;
-    return p.kind == MG_POLYNOMIAL_WGRAD ? p.term_count : components;
+    return p.kind == MG_POLYNOMIAL_WGRAD ? p.weight_count : components;
   }
   static int64_t scratch_bytes(const mg_polynomial_problem& p) {
     return ((1 + p.directions) * (p.width + 1) + most(p) + p.components + 1) * int64_t{sizeof(V)};
@@ -96,8 +96,10 @@ struct PolynomialTask {
         load_row(n);
         const T* const w = static_cast<const T*>(p.w) + g * p.w_stride[0] + c0;
         const int64_t line = p.w_stride[1];
-        auto whole = [=](int32_t t) -> V { return Lanes::load(w + t * line); };
-        auto part = [=](int32_t t) -> V { return load_line(w + t * line); };
+        const int32_t* const last = p.last;
+        const T* const term_factors = static_cast<const T*>(p.factors);
+        auto whole = [=](int32_t t) -> V { return term_factors[t] * Lanes::load(w + last[2 * t + 1] * line); };
+        auto part = [=](int32_t t) -> V { return term_factors[t] * load_line(w + last[2 * t + 1] * line); };
         if (is_value && left == kLanes)
           value<M, V>(tables, heads, factor, whole, to);
         else if (is_value)
@@ -121,16 +123,18 @@ struct PolynomialTask {
     V* const factors = x;
     V* const totals = sums;
     V* const gradients = gy;
+    const int32_t* const last = p.last;
+    const T* const term_factors = static_cast<const T*>(p.factors);
     auto factor = [=](int a, int32_t i) { return factors[a * stride + i]; };
-    auto to = [=](int32_t at, const V& v) { totals[at] += v; };
+    auto to = [=](int32_t t, const V& v) { totals[last[2 * t + 1]] += term_factors[t] * v; };
     auto gradient = [=](int32_t d) { return gradients[d]; };
-    for (int64_t t = 0; t < p.term_count; ++t) totals[t] = V{};
+    for (int64_t t = 0; t < p.weight_count; ++t) totals[t] = V{};
     for (int64_t i = piece.begin; i < piece.end; ++i) {
       load_row(p.permutation[i]);
       wgrad<M, V>(tables, static_cast<int32_t>(p.head_count), factor, gradient, to);
     }
     T* out = static_cast<T*>(p.out) + piece.group * p.out_stride[0] + c0;
-    for (int64_t t = 0; t < p.term_count; ++t) {
+    for (int64_t t = 0; t < p.weight_count; ++t) {
       T* line = out + t * p.out_stride[1];
       if (left == kLanes)
         Lanes::store(line, totals[t]);

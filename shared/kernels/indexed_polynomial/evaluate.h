@@ -1,4 +1,5 @@
-// Formula: y[d] = sum over terms (d, i, j, k) of w X[i] X[j] X[k], differentiated once along each of M directions; the
+// Formula: y[d] = sum over terms (d, i, j, k, p) of factor w[p] X[i] X[j] X[k], differentiated once along each of M
+// directions; the
 //          gradient of g y in one more direction, and in w. X[D] = 1, and 0 in a direction.
 // Layouts: whatever the accessors read: one lane or a vector of them, in registers, memory or a GPU's shared memory.
 // Limits:  M up to 3 (2 for the gradient in a direction): the fourth derivative of a monomial of degree 3 is zero.
@@ -27,7 +28,7 @@ namespace MG_POLYNOMIAL {
 struct Tables {
   const int32_t* heads;
   const int32_t* pairs;
-  const int32_t* last;
+  const int32_t* last;  // k and p of each term
 };
 
 MG_EVERYWHERE constexpr int size_of(int set) {
@@ -44,7 +45,7 @@ MG_EVERYWHERE void sum_of_pair(const Tables& tables, int32_t begin, int32_t end,
   MG_UNROLLED
   for (int a = 0; a <= M; ++a) sums[a] = V{};
   for (int32_t t = begin; t < end; ++t) {
-    const int32_t k = tables.last[t];
+    const int32_t k = tables.last[2 * t];
     const V w = weight(t);
     MG_UNROLLED
     for (int a = 0; a <= M; ++a) sums[a] += w * factor(a, k);
@@ -155,7 +156,7 @@ MG_EVERYWHERE void wgrad(const Tables& tables, int32_t head_count, const Factor&
       V product[1 << M];
       product_of_pair<M>(i, tables.pairs[4 * q], g, factor, product);
       for (int32_t t = tables.pairs[4 * q + 1]; t < tables.pairs[4 * q + 2]; ++t) {
-        const int32_t k = tables.last[t];
+        const int32_t k = tables.last[2 * t];
         V total = M < 3 ? V(product[kFull] * factor(0, k)) : V{};
         MG_UNROLLED
         for (int a = 0; a < M; ++a) total += product[kFull & ~(1 << a)] * factor(a + 1, k);

@@ -1,4 +1,4 @@
-// One thread for each row and channel (value, xgrad), or for each label, channel and eight terms (wgrad).
+// One thread for each row and channel (value, xgrad), or for each label, channel and weight (wgrad).
 // Formula, layouts: evaluate.h, mg_polynomial_problem. A thread's components lie in shared memory, as indices are data.
 // Dtypes:  float64, float32; sums in the same.
 // Architectures: any GPU that nvcc or hipcc compile for, and the host.
@@ -19,7 +19,6 @@ namespace polynomial_simt {
 constexpr int kSharedBytes = 48 * 1024;
 constexpr int kMostThreads = 256;
 constexpr int kChannels = 32;  // of a block of wgrad
-constexpr int kTerms = 8;      // of a thread of wgrad
 constexpr int64_t kMostBlocks = 1 << 20;
 
 struct Arguments {
@@ -68,7 +67,9 @@ MG_KERNEL void rows_simt(Arguments arguments) {
       load_factors<M>(p, n, c, slots);
       const T* w = static_cast<const T*>(p.w) + g * p.w_stride[0] + c;
       const int64_t line = p.w_stride[1];
-      auto weight = [=](int32_t t) { return w[t * line]; };
+      const int32_t* last = p.last;
+      const T* term_factors = static_cast<const T*>(p.factors);
+      auto weight = [=](int32_t t) { return term_factors[t] * w[last[2 * t + 1] * line]; };
       if constexpr (Gradient) {
         const T* gy = static_cast<const T*>(p.gy) + n * p.gy_row;
         const int64_t* places = p.places + 2 * p.width;
@@ -84,20 +85,7 @@ MG_KERNEL void rows_simt(Arguments arguments) {
   }
 }
 
-// The term's head and pair, which a search in the tables finds.
-MG_DEVICE int32_t last_before(const int32_t* table, int32_t count, int column, int32_t value) {
-  int32_t low = 0, high = count;  // the first whose range ends after the value
-  while (low < high) {
-    const int32_t middle = low + (high - low) / 2;
-    if (table[4 * middle + column] > value)
-      high = middle;
-    else
-      low = middle + 1;
-  }
-  return low;
-}
-
-// Blocks of kChannels x slices threads; each slice adds every so many-th row of the label.
+// Blocks of kChannels x slices threads, for one weight each; a slice adds every so many-th row of the label.
 template <int M, class T>
 MG_KERNEL void wgrad_simt(Arguments arguments) {
   MG_SHARED double shared[kSharedBytes / sizeof(double)];
@@ -107,28 +95,18 @@ MG_KERNEL void wgrad_simt(Arguments arguments) {
   const Slots<T> slots{reinterpret_cast<T*>(shared) + threadIdx.x, threads};
   const int64_t row = p.width + 1, gradients = (M + 1) * row;
   const int64_t channel_blocks = (p.channels + kChannels - 1) / kChannels;
-  const int64_t term_blocks = (p.term_count + kTerms - 1) / kTerms;
+  const T* const factors = static_cast<const T*>(p.factors);
   constexpr int kFull = (1 << M) - 1;
   auto factor = [=](int a, int32_t i) { return slots(a * row + i); };
-  for (int64_t b = blockIdx.x; b < p.groups * channel_blocks * term_blocks; b += gridDim.x) {
-    const int64_t t0 = b % term_blocks * kTerms, c = b / term_blocks % channel_blocks * kChannels + lane;
-    const int64_t g = b / term_blocks / channel_blocks;
+  for (int64_t b = blockIdx.x; b < p.groups * channel_blocks * p.weight_count; b += gridDim.x) {
+    const int64_t weight = b % p.weight_count, c = b / p.weight_count % channel_blocks * kChannels + lane;
+    const int64_t g = b / p.weight_count / channel_blocks;
     int64_t begin = p.rows && g > 0 ? p.ends[g - 1] : 0, end = p.rows ? p.ends[g] : 0;  // clamped, as they are data
     begin = begin < 0 ? 0 : begin < p.rows ? begin : p.rows;
     end = end < begin ? begin : end < p.rows ? end : p.rows;
-    int32_t index[kTerms][4];
-    T sums[kTerms];
-    MG_UNROLL
-    for (int s = 0; s < kTerms; ++s) {
-      sums[s] = T(0);
-      const int32_t t = static_cast<int32_t>(t0 + s < p.term_count ? t0 + s : t0);
-      const int32_t q = last_before(p.pairs, static_cast<int32_t>(p.pair_count), 2, t);
-      const int32_t h = last_before(p.heads, static_cast<int32_t>(p.head_count), 3, q);
-      index[s][0] = p.heads[4 * h];
-      index[s][1] = p.heads[4 * h + 1];
-      index[s][2] = p.pairs[4 * q];
-      index[s][3] = p.last[t];
-    }
+    const int32_t first = p.rows && weight > 0 ? p.entry_ends[weight - 1] : 0;
+    const int32_t last = p.rows ? p.entry_ends[weight] : 0;
+    T sum = T(0);
     if (c < p.channels)
       for (int64_t i = begin + slice; i < end; i += slices) {
         const int64_t n = p.permutation[i];
@@ -136,26 +114,24 @@ MG_KERNEL void wgrad_simt(Arguments arguments) {
         const T* gy = static_cast<const T*>(p.gy) + n * p.gy_row;
         for (int64_t d = 0; d < p.components; ++d)
           slots(gradients + d) = gy[p.places[2 * (p.width + d)] + c * p.places[2 * (p.width + d) + 1]];
-        MG_UNROLL
-        for (int s = 0; s < kTerms; ++s) {
+        for (int32_t e = first; e < last; ++e) {
+          const int32_t* const entry = p.entries + 5 * e;
           T product[1 << M];
-          product_of_pair<M>(index[s][1], index[s][2], slots(gradients + index[s][0]), factor, product);
-          if (M < 3) sums[s] += product[kFull] * factor(0, index[s][3]);
+          product_of_pair<M>(entry[1], entry[2], slots(gradients + entry[0]), factor, product);
+          T total = M < 3 ? product[kFull] * factor(0, entry[3]) : T(0);
           MG_UNROLL
-          for (int a = 0; a < M; ++a) sums[s] += product[kFull & ~(1 << a)] * factor(a + 1, index[s][3]);
+          for (int a = 0; a < M; ++a) total += product[kFull & ~(1 << a)] * factor(a + 1, entry[3]);
+          sum += factors[entry[4]] * total;
         }
       }
     __syncthreads();  // before the slots are used for the slices' sums
-    MG_UNROLL
-    for (int s = 0; s < kTerms; ++s) slots(s) = sums[s];
+    slots(0) = sum;
     __syncthreads();
-    if (slice == 0 && c < p.channels)
-      for (int s = 0; s < kTerms && t0 + s < p.term_count; ++s) {
-        T total = T(0);
-        for (int other = 0; other < slices; ++other)
-          total += reinterpret_cast<T*>(shared)[s * threads + other * kChannels + lane];
-        static_cast<T*>(p.out)[g * p.out_stride[0] + (t0 + s) * p.out_stride[1] + c] = total;
-      }
+    if (slice == 0 && c < p.channels) {
+      T total = T(0);
+      for (int other = 0; other < slices; ++other) total += reinterpret_cast<T*>(shared)[other * kChannels + lane];
+      static_cast<T*>(p.out)[g * p.out_stride[0] + weight * p.out_stride[1] + c] = total;
+    }
     __syncthreads();
   }
 }
@@ -163,16 +139,14 @@ MG_KERNEL void wgrad_simt(Arguments arguments) {
 template <class T>
 int launch_as(const mg_polynomial_problem& p, const gpu::Queue& queue) {
   const int64_t factors = (p.directions + 1) * (p.width + 1);
-  const int64_t slots =
-      factors + (p.kind == MG_POLYNOMIAL_XGRAD ? p.width + 1 : p.components + 1) + (factors < kTerms ? kTerms : 0);
+  const int64_t slots = factors + (p.kind == MG_POLYNOMIAL_XGRAD ? p.width + 1 : p.components + 1);
   const int64_t fitting = kSharedBytes / (slots * static_cast<int64_t>(sizeof(T)));
   if (fitting < (p.kind == MG_POLYNOMIAL_WGRAD ? kChannels : 1)) return -1;
   Arguments a{p, 0, 1};
   if (p.kind == MG_POLYNOMIAL_WGRAD) {
     a.slices = static_cast<int32_t>(fitting / kChannels < 4 ? fitting / kChannels : 4);
     a.threads = kChannels * a.slices;
-    const int64_t wanted =
-        p.groups * ((p.channels + kChannels - 1) / kChannels) * ((p.term_count + kTerms - 1) / kTerms);
+    const int64_t wanted = p.groups * ((p.channels + kChannels - 1) / kChannels) * p.weight_count;
     const int64_t blocks = wanted < kMostBlocks ? wanted : kMostBlocks;
     switch (p.directions) {
       case 0: return gpu::launch(wgrad_simt<0, T>, blocks, a.threads, queue, a);

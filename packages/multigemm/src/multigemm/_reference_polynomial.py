@@ -24,7 +24,7 @@ def run(
     p: Any,
     out: torch.Tensor,
 ) -> None:
-    """Write all of ``out``: y [N, O C] ("value"), the gradient [N, D C] ("xgrad") or [G, T, C] ("wgrad")."""
+    """Write all of ``out``: y [N, O C] ("value"), the gradient [N, D C] ("xgrad") or [G, P, C] ("wgrad")."""
     out.zero_()
     channels = (x.shape[1] + (out if kind == "value" else gy).shape[1]) // max(p.places.shape[0], 1)  # type: ignore[union-attr]  # there
     width = x.shape[1] // channels if channels else 0
@@ -43,15 +43,17 @@ def run(
     step = max(1, _MOST // max(1, x.shape[0] * channels))
     for first in range(0, indices.shape[0], step):
         d, *factor = indices[first : first + step].unbind(1)
-        weights: Any = (
-            None if w is None else w[label, first : first + step] * known[:, None, None]
-        )  # [N, t, C]
+        chosen = p.last[first : first + step, 1].long()
+        scale = p.factors[first : first + step, None]
+        weights: Any = None  # [N, t, C]
+        if w is not None:
+            weights = w.index_select(1, chosen)[label] * known[:, None, None] * scale
         if kind == "value":
             sums.index_add_(1, d, weights * _derivative(factors, factor))
         elif kind == "wgrad":
             terms = _derivative(factors, factor) * gy.index_select(1, d)  # type: ignore[union-attr]  # there
             one_hot = torch.nn.functional.one_hot(label, groups).T.to(terms.dtype)
-            out[:, first : first + step] = (one_hot @ terms.flatten(1)).view(groups, -1, channels)
+            out.index_add_(1, chosen, (one_hot @ terms.flatten(1)).view(groups, -1, channels) * scale)
         else:
             common = weights * gy.index_select(1, d)  # type: ignore[union-attr]  # there
             for slot in range(3):
@@ -68,7 +70,7 @@ def _indices(p: Any) -> torch.Tensor:
     term = torch.arange(p.last.shape[0], device=p.last.device)
     pair = torch.searchsorted(p.pairs[:, 2].contiguous(), term, right=True)
     head = torch.searchsorted(p.heads[:, 3].contiguous(), pair, right=True)
-    return torch.stack([p.heads[head, 0], p.heads[head, 1], p.pairs[pair, 0], p.last], 1).long()
+    return torch.stack([p.heads[head, 0], p.heads[head, 1], p.pairs[pair, 0], p.last[:, 0]], 1).long()
 
 
 def _extended(t: torch.Tensor, columns: torch.Tensor, constant: float) -> torch.Tensor:

@@ -24,7 +24,7 @@ def implementation(device: torch.device, name: str) -> Callable[..., None] | Non
             raise _choice.no_backend(OPERATOR, choice.name, device.type)
         return None
     kernel = choice.name if choice.name in _KERNELS else ""
-    leaf = torch.ops.multigemm.native_indexed_polynomial.default
+    leaf = torch.ops.multigemm.native_weighted_polynomial.default
 
     def call(*arguments: Any) -> None:
         try:
@@ -49,7 +49,7 @@ def served(device: torch.device) -> bool:
         return False
     if kind not in _has_kernel:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        _has_kernel[kind] = has("multigemm::native_indexed_polynomial", _KEYS[kind])
+        _has_kernel[kind] = has("multigemm::native_weighted_polynomial", _KEYS[kind])
     return _has_kernel[kind]
 
 

@@ -70,7 +70,8 @@ class Kept:
 def coefficients(
     weights: list[list[nn.Parameter]], tables: list[torch.Tensor], elements: torch.Tensor | None
 ) -> torch.Tensor:
-    """[G', T, C]: the coefficients of all outputs' terms, of all elements or of the given ones.
+    """[G', T, C]: the coefficients of all outputs' terms, or of the independent ones among them, of all
+    elements or of the given ones.
 
     ``weights`` has for each output its [G, P, C] by falling degree, ``tables`` its [T_o, P_o].
     """

@@ -24,7 +24,7 @@ from ._cache import Kept, coefficients, present, traced
 from ._irreps import Irreps
 from ._irreps import layout as read_layout
 from ._rows import labels_of, order_of
-from ._terms import Setting, projection, terms
+from ._terms import Setting, projection, shared, terms
 from ._weights import Contraction
 
 
@@ -46,8 +46,9 @@ class SymmetricContraction(nn.Module):
             module: see ``explain``.
         device, dtype: of the weights.
 
-    The coefficients that the weights stand for are kept between calls while no weight requires a gradient,
-    and made again once a weight was written to. Only elements that are present have any.
+    What the weights stand for, a few independent coefficients for each element, is kept between calls while
+    no weight requires a gradient, and made again once a weight was written to. The grouped way keeps more, of
+    the elements that are present.
 
     Raises:
         OptionError: an argument that cannot be read or that is not offered.
@@ -58,6 +59,9 @@ class SymmetricContraction(nn.Module):
     heads: torch.Tensor
     pairs: torch.Tensor
     last: torch.Tensor
+    factors: torch.Tensor
+    entries: torch.Tensor
+    entry_ends: torch.Tensor
     places: torch.Tensor
     places_whole: torch.Tensor
 
@@ -124,14 +128,22 @@ class SymmetricContraction(nn.Module):
         )
         places, factors = _grouped.matrix_places(found), _grouped.pair_factors(found)
         layouts = self.layout_in, self.layout_out
-        made = _paths.tables(found, self.irreps_in, self.irreps_out, self.num_features, layouts)
+        few = shared(self.setting)
+        made = _paths.tables(found, few, self.irreps_in, self.irreps_out, self.num_features, layouts)
         for name, table in {"matrix_places": places, "pair_factors": factors, **made}.items():
             self.register_buffer(name, table.to(device), persistent=False)
         self._pair_counts = _grouped.pair_counts(found)
-        self._width = found.width
+        self._width, self._terms = found.width, len(found.last)
         self._kept = Kept()
-        for which, table in enumerate(found.coefficients):
-            self.register_buffer(f"coefficients_{which}", table.to(self._like()), persistent=False)
+        for name, table in self._numbers().items():
+            self.register_buffer(name, table.to(self._like()), persistent=False)
+
+    def _numbers(self) -> dict[str, torch.Tensor]:
+        """The tables of floats, float64 on the CPU."""
+        found, few = terms(self.setting), shared(self.setting)
+        made = {f"coefficients_{which}": table for which, table in enumerate(found.coefficients)}
+        made |= {f"mixtures_{which}": table for which, table in enumerate(few.mixtures)}
+        return {**made, "factors": few.factors}
 
     def _weights(self) -> list[list[nn.Parameter]]:
         """Of each output, by falling degree."""
@@ -140,16 +152,17 @@ class SymmetricContraction(nn.Module):
     def _like(self) -> nn.Parameter:
         return self._weights()[0][0]
 
-    def _tables(self) -> list[torch.Tensor]:
-        return [self.get_buffer(f"coefficients_{which}") for which in range(len(self.irreps_out))]
+    def _tables(self, name: str) -> list[torch.Tensor]:
+        """ "coefficients" or "mixtures", of each output."""
+        return [self.get_buffer(f"{name}_{which}") for which in range(len(self.irreps_out))]
 
     def _apply(self, fn: Any, recurse: bool = True) -> SymmetricContraction:
         before = self._like().dtype
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         like = self._like()
         if like.dtype != before:  # made anew, or what float32 rounded off would be missing in float64
-            for which, table in enumerate(terms(self.setting).coefficients):
-                setattr(self, f"coefficients_{which}", table.to(like))
+            for name, table in self._numbers().items():
+                setattr(self, name, table.to(like))
         return self
 
     # --- the call -------------------------------------------------------------------------------------
@@ -179,7 +192,7 @@ class SymmetricContraction(nn.Module):
         """Which way the contraction is computed where its weights are now, and why."""
         like = self._like()
         path, source, reason = _paths.choose(self.implementation, like.device, like.dtype)
-        return _paths.ContractionExplanation(path, source, self.last.shape[0], reason)
+        return _paths.ContractionExplanation(path, source, self._terms, reason)
 
     def _fused(
         self,
@@ -197,15 +210,16 @@ class SymmetricContraction(nn.Module):
         flat = [w for own in weights for w in own]
         elements = None
         if labels.device.type == "cpu" and not traced() and any(w.requires_grad for w in flat):
-            # Only elements that are present get coefficients; frozen weights have those of all, once.
+            # Only the weights of elements that are present are mixed; frozen ones are, of all, once.
             elements, labels = _paths.renumbered(labels, self.num_elements)
             order = None
-        w = self._kept.get(flat, "fused", lambda: coefficients(weights, self._tables(), elements))
+        w = self._kept.get(flat, "fused", lambda: coefficients(weights, self._tables("mixtures"), elements))
         permutation, sizes = (None, None) if order is None else order[:2]
         whole = x.dim() == 3
         places = self.places_whole if whole else self.places
         name = _choice.pinned()
-        polynomial = Polynomial(labels, permutation, sizes, self.heads, self.pairs, self.last, places, name)
+        tables = self.heads, self.pairs, self.last, self.factors, self.entries, self.entry_ends, places
+        polynomial = Polynomial(labels, permutation, sizes, *tables, name)
         return indexed_polynomial(x.flatten(1) if whole else x, w, polynomial)
 
     def _grouped(
@@ -216,7 +230,7 @@ class SymmetricContraction(nn.Module):
             order = order._replace(group_sizes=order.group_sizes.index_select(0, elements))
 
         def make() -> torch.Tensor:
-            found = coefficients(weights, self._tables(), elements)
+            found = coefficients(weights, self._tables("coefficients"), elements)
             return _grouped.matrices(found, self.matrix_places, self._width)
 
         detail = ("grouped", None if elements is None else tuple(elements.tolist()))

@@ -133,13 +133,15 @@ class IndexedLinear(nn.Module):
             raise DTypeError(f"{op}: x must have the dtype of the weights, {w.dtype}, got {x.dtype}.")
         order = order_of(op, labels, order, x, self.num_elements)
         inputs = self._inputs(x, order)
+        # All pieces at once: the gradient of a split is one concatenation, those of slices are added up.
+        pieces = w.split([path.stop - path.start for path in self.paths], 1)
         outputs = []
         for o, block in enumerate(self.irreps_out):
             total = None
-            for path in self.paths:
+            for path, piece in zip(self.paths, pieces, strict=True):
                 if path.block_out != o or block.mul == 0 or self.irreps_in[path.block_in].mul == 0:
                     continue
-                matrices = w[:, path.start : path.stop].unflatten(1, (1, -1, block.mul))
+                matrices = piece.unflatten(1, (1, -1, block.mul))
                 y = grouped_mm(inputs[path.block_in], matrices, order.group_sizes) * path.factor
                 total = y if total is None else total + y
             if total is None:

@@ -14,7 +14,7 @@ from .. import _choice, _route_polynomial
 from .._errors import OptionError
 from ..ops import GroupOrder
 from ._irreps import Irreps
-from ._terms import Terms
+from ._terms import Shared, Terms
 
 PATHS = ("fused", "grouped")
 
@@ -84,7 +84,12 @@ def places(irreps: Irreps, channels: int, layout: str) -> list[list[int]]:
 
 
 def tables(
-    terms: Terms, irreps_in: Irreps, irreps_out: Irreps, channels: int, layouts: tuple[str, str]
+    terms: Terms,
+    weights: Shared,
+    irreps_in: Irreps,
+    irreps_out: Irreps,
+    channels: int,
+    layouts: tuple[str, str],
 ) -> dict[str, torch.Tensor]:
     """The tensors of ``indexed_polynomial``: two tables of places, for x [N, C, D] and for x in columns."""
     outputs = places(irreps_out, channels, layouts[1])
@@ -94,7 +99,8 @@ def tables(
         "places": places(irreps_in, channels, layouts[0]) + outputs,
     }
     made = {name: torch.tensor(value, dtype=torch.int64).view(-1, 2) for name, value in shapes.items()}
-    return {"heads": terms.heads, "pairs": terms.pairs, "last": terms.last, **made}
+    entries = {"last": weights.last, "entries": weights.entries, "entry_ends": weights.entry_ends}
+    return {"heads": terms.heads, "pairs": weights.pairs, **entries, **made}
 
 
 def labels_from(order: GroupOrder) -> torch.Tensor:

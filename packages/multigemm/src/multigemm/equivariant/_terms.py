@@ -117,6 +117,87 @@ def terms(setting: Setting) -> Terms:
     )
 
 
+class Shared(NamedTuple):
+    """The same polynomial with fewer weights, the coefficients of a few independent terms: all others depend
+    linearly on them. The coefficient of a term is the sum over its entries of factor times weight p, so that
+    an entry is a term (d, i, j, k, p) of ``indexed_polynomial``. E entries, P weights; on the CPU."""
+
+    pairs: torch.Tensor
+    """[Q, 4] int32: j, the range of entries, and d."""
+    last: torch.Tensor
+    """[E, 2] int32: k and p."""
+    factors: torch.Tensor
+    """[E] float64."""
+    entries: torch.Tensor
+    """[E, 5] int32: d, i, j, k and the number of the entry, in the order of p."""
+    entry_ends: torch.Tensor
+    """[P] int32."""
+    mixtures: tuple[torch.Tensor, ...]
+    """Of each output [P_o, weights of the module] float64: what the module's weights make of it."""
+
+
+@functools.lru_cache(maxsize=16)
+def shared(setting: Setting) -> Shared:
+    """Do not write into its tensors."""
+    found = terms(setting)
+    parts = [_independent(table) for table in found.coefficients]
+    columns, rows = sum(m.shape[0] for _, m in parts), len(found.last)
+    expansion = torch.zeros(rows, columns, dtype=torch.float64)
+    row = column = 0
+    for table, mixture in parts:
+        row_end, column_end = row + table.shape[0], column + mixture.shape[0]
+        expansion[row:row_end, column:column_end] = table
+        row, column = row_end, column_end
+    term, weight = expansion.nonzero(as_tuple=True)  # in the order of terms
+    sizes = torch.bincount(term, minlength=rows)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    pairs = found.pairs.clone()
+    pairs[:, 1:3] = ends[found.pairs[:, 1:3].long()].int()
+    order = weight.argsort(stable=True)
+    return Shared(
+        pairs=pairs,
+        last=torch.stack([found.last[term], weight.int()], 1),
+        factors=expansion[term, weight],
+        entries=torch.cat([found.indices()[term[order]], order.unsqueeze(1)], 1).int(),
+        entry_ends=torch.bincount(weight, minlength=columns).cumsum(0).int(),
+        mixtures=tuple(mixture for _, mixture in parts),
+    )
+
+
+_ORDERS = 24
+"""Ways to choose the independent terms; the one that leaves the fewest entries is taken."""
+
+
+def _independent(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[T, P] float64 as a product [T, R] @ [R, P], R the rank; the second factor has rows of the table.
+
+    By Gauss and Jordan's elimination of its columns; which rows are taken is tried in several orders.
+    """
+    generator = torch.Generator().manual_seed(0)
+    best: tuple[torch.Tensor, list[int]] | None = None
+    for attempt in range(_ORDERS):
+        order = torch.arange(len(table)) if attempt == 0 else torch.randperm(len(table), generator=generator)
+        reduced, pivots = table.T.clone(), list[int]()
+        for t in order.tolist():
+            r = len(pivots)
+            if r == reduced.shape[0]:
+                break
+            p = r + int(reduced[r:, t].abs().argmax())
+            if abs(float(reduced[p, t])) < _ZERO:
+                continue
+            reduced[[r, p]] = reduced[[p, r]]
+            reduced[r] /= reduced[r, t].clone()
+            others = reduced[:, t].clone()
+            others[r] = 0.0
+            reduced -= others.unsqueeze(1) * reduced[r]
+            pivots.append(t)
+        found = torch.where(reduced.abs() > _ZERO, reduced, 0.0)[: len(pivots)].T
+        if best is None or found.count_nonzero() < best[0].count_nonzero():
+            best = found, pivots
+    expansion, pivots = best  # type: ignore[misc]  # there is one order at least
+    return expansion, table[pivots]
+
+
 def _ranges(sizes: torch.Tensor) -> torch.Tensor:
     ends = sizes.cumsum(0)
     return torch.stack([ends - sizes, ends], 1)

@@ -23,11 +23,21 @@ class Polynomial(NamedTuple):
     pairs: torch.Tensor
     """[Q, 4] int32: j, the range of its terms, and d."""
     last: torch.Tensor
-    """[T] int32: k of each term."""
+    """[T, 2] int32: k of each term, and which of the label's weights it has."""
+    factors: torch.Tensor
+    """[T] of the dtype of x: what the weight is multiplied by."""
+    entries: torch.Tensor
+    """[T, 5] int32: d, i, j, k of each term and its number, in the order of the weights."""
+    entry_ends: torch.Tensor
+    """[P] int32: the cumulative ends of the weights' terms in ``entries``."""
     places: torch.Tensor
     """[D + O, 2] int64: component i of channel c is column places[i, 0] + c * places[i, 1] of x; then y's."""
     implementation: str
     """As for ``grouped_mm``: "native", "simt", "reference" or ""."""
+
+
+TABLES = len(Polynomial._fields)
+"""How many arguments of an operator are its tables, the last ones."""
 
 
 def batched(call: Callable[..., torch.Tensor], slots: int, weights: int | None, groups: int | None) -> Any:
@@ -36,7 +46,7 @@ def batched(call: Callable[..., torch.Tensor], slots: int, weights: int | None, 
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[torch.Tensor, int]:
         size = info.batch_size
-        tables = len(arguments) - 8
+        tables = len(arguments) - TABLES
         if size == 0:
             return _vmap._none(call, in_dims, arguments)
         if any(d is not None for d in in_dims[tables:]):

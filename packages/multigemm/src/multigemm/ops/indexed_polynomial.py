@@ -1,9 +1,11 @@
 """``indexed_polynomial``: a sparse polynomial of each row, with coefficients of the row's label.
 
-    y[n, d, c] = sum over terms t = (d, i, j, k) of  w[g(n), t, c] * X[n, i, c] * X[n, j, c] * X[n, k, c]
+    y[n, d, c] = sum over terms t = (d, i, j, k, p) of
+                 f[t] * w[g(n), p, c] * X[n, i, c] * X[n, j, c] * X[n, k, c]
 
-X has D components of x and, as number D, ones. With m directions v_1 .. v_m the monomial is replaced by its
-m-th derivative along them. Three operators share the work and are closed under differentiation, at any order:
+X has D components of x and, as number D, ones; f are numbers, so that terms can share a weight. With m
+directions v_1 .. v_m the monomial is replaced by its m-th derivative along them. Three operators share the
+work and are closed under differentiation, at any order:
 
     indexed_polynomial(x, v, w)             y, linear in w and in each direction
     indexed_polynomial_xgrad(x, v, w, gy)   the gradient of <gy, y> in one more direction
@@ -24,11 +26,13 @@ from .. import _reference_polynomial, _route_polynomial
 from .._errors import DeviceError, DTypeError, ShapeError
 from . import _direct
 from ._library import LIB, Function, forward_mode, outer_tangents, register_fake, saved_for_tangents, sum_of
+from ._polynomial import TABLES, batched
 from ._polynomial import Polynomial as Polynomial
-from ._polynomial import batched
 
-_TABLES = "Tensor heads, Tensor pairs, Tensor last, Tensor places"
-_ROWS = f"Tensor labels, Tensor? permutation, Tensor? group_sizes, {_TABLES}, str implementation"
+_TABLES = "Tensor heads, Tensor pairs, Tensor last, Tensor factors, Tensor entries, Tensor entry_ends"
+_ROWS = (
+    f"Tensor labels, Tensor? permutation, Tensor? group_sizes, {_TABLES}, Tensor places, str implementation"
+)
 LIB.define(f"indexed_polynomial(Tensor x, Tensor? v1, Tensor? v2, Tensor? v3, Tensor w, {_ROWS}) -> Tensor")
 LIB.define(
     f"indexed_polynomial_xgrad(Tensor x, Tensor? v1, Tensor? v2, Tensor w, Tensor gy, {_ROWS}) -> Tensor"
@@ -38,14 +42,14 @@ LIB.define(
     f"{_ROWS}) -> Tensor"
 )
 LIB.define(
-    "native_indexed_polynomial(str kind, Tensor x, Tensor[] directions, Tensor? w, Tensor? gy, "
-    f"Tensor labels, Tensor? permutation, Tensor? ends, {_TABLES}, Tensor(a!) out, "
+    "native_weighted_polynomial(str kind, Tensor x, Tensor[] directions, Tensor? w, Tensor? gy, "
+    f"Tensor labels, Tensor? permutation, Tensor? ends, {_TABLES}, Tensor places, Tensor(a!) out, "
     "str implementation) -> ()"
 )
 
 
 def indexed_polynomial(x: torch.Tensor, w: torch.Tensor, polynomial: Polynomial) -> torch.Tensor:
-    """x [N, D C], w [G, T, C] -> y [N, O C], float64 or float32. Differentiable to any order in x and w.
+    """x [N, D C], w [G, P, C] -> y [N, O C], float64 or float32. Differentiable to any order in x and w.
 
     Rows whose label is outside 0 .. G-1 give zeros. Nothing is read back from the device.
     """
@@ -59,13 +63,15 @@ def indexed_polynomial(x: torch.Tensor, w: torch.Tensor, polynomial: Polynomial)
 
 def _check(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> None:
     op = "indexed_polynomial"
-    if x.dim() != 2 or w.dim() != 3 or w.shape[1] != p.last.shape[0]:
+    if x.dim() != 2 or w.dim() != 3 or w.shape[1] != p.entry_ends.shape[0]:
         raise ShapeError(
-            f"{op}: x must have shape [N, D C] and w [G, {p.last.shape[0]}, C], "
+            f"{op}: x must have shape [N, D C] and w [G, {p.entry_ends.shape[0]}, C], "
             f"got {list(x.shape)} and {list(w.shape)}."
         )
     if x.dtype not in (torch.float64, torch.float32) or w.dtype != x.dtype:
         raise DTypeError(f"{op}: x and w must both be float64 or float32, got {x.dtype} and {w.dtype}.")
+    if p.factors.dtype != x.dtype:
+        raise DTypeError(f"{op}: the factors must be of the dtype of x, {x.dtype}, got {p.factors.dtype}.")
     for name, other in (("w", w), ("labels", p.labels), ("heads", p.heads)):
         if other.device != x.device:
             raise DeviceError(f"{op}: {name} must be on the device of x, {x.device}, got {other.device}.")
@@ -102,7 +108,7 @@ def _run(
     rows = [_lined(t) for t in (x, *directions)]
     gy = None if gy is None else _lined(gy)
     w = None if w is None else _lined(w)
-    run(kind, rows[0], rows[1:], w, gy, p.labels, permutation, ends, *p[3:7], out)
+    run(kind, rows[0], rows[1:], w, gy, p.labels, permutation, ends, *p[3:-1], out)
     return out
 
 
@@ -158,7 +164,7 @@ def _like_y(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> torch.Tensor:
 
 def _like_w(x: torch.Tensor, gy: torch.Tensor, groups: int, p: Polynomial) -> torch.Tensor:
     channels = (x.shape[1] + gy.shape[1]) // max(p.places.shape[0], 1)
-    return x.new_empty(groups, p.last.shape[0], channels)
+    return x.new_empty(groups, p.entry_ends.shape[0], channels)
 
 
 _VALUE = torch.ops.multigemm.indexed_polynomial.default
@@ -202,7 +208,7 @@ class _Derivatives(Function):
 
     @classmethod
     def save(cls, ctx: Any, inputs: tuple[Any, ...], others: tuple[Any, ...]) -> None:
-        tables = inputs[-8:]
+        tables = inputs[-TABLES:]
         tensors = (*inputs[: 1 + cls.slots], *others, *tables[:-1])
         ctx.save_for_backward(*tensors)
         if forward_mode():
@@ -213,8 +219,8 @@ class _Derivatives(Function):
     def saved(cls, ctx: Any, tensors: tuple[Any, ...]) -> tuple[torch.Tensor, Vs, list[torch.Tensor], Any]:
         """x, the directions, the other operands, and the tables."""
         x, *others = tensors
-        rest = (*others[-7:], ctx.implementation)
-        return x, _directions(*others[: cls.slots]), others[cls.slots : -7], rest
+        rest = (*others[1 - TABLES :], ctx.implementation)
+        return x, _directions(*others[: cls.slots]), others[cls.slots : 1 - TABLES], rest
 
     @classmethod
     def gradients(cls, ctx: Any, of_x: Callable[[], Any], of_v: Callable[[int], Any], vs: Vs) -> list[Any]:
@@ -247,7 +253,7 @@ class _Value(_Derivatives):
             vs,
         )
         gw = _gw(x, vs, gy, w.shape[0], rest) if ctx.needs_input_grad[4] else None
-        return (*found, gw, *[None] * 8)
+        return (*found, gw, *[None] * TABLES)
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
@@ -284,7 +290,7 @@ class _XGrad(_Derivatives):
         )
         gw = _gw(x, [*vs, u], gy, w.shape[0], rest) if ctx.needs_input_grad[3] else None
         ggy = _y(x, [*vs, u], w, rest) if ctx.needs_input_grad[4] else None
-        return (*found, gw, ggy, *[None] * 8)
+        return (*found, gw, ggy, *[None] * TABLES)
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:
@@ -324,7 +330,7 @@ class _WGrad(_Derivatives):
             vs,
         )
         ggy = _y(x, vs, u, rest) if ctx.needs_input_grad[4] else None
-        return (*found, ggy, None, *[None] * 8)
+        return (*found, ggy, None, *[None] * TABLES)
 
     @staticmethod
     def jvp(ctx: Any, dx: Any, *tangents: Any) -> torch.Tensor:

@@ -223,7 +223,7 @@ def _floor(module: SymmetricContraction, model: Model, atoms: Atoms, present: in
     in the coefficients as many, and each twice as many again along a direction. Bytes: each pass reads its
     inputs, the weights of the elements that are present among them, and writes its outputs, the gradients of
     all weights among them."""
-    terms = module.last.shape[0] + module.pairs.shape[0] + module.heads.shape[0]
+    terms = module._terms + module.pairs.shape[0] + module.heads.shape[0]
     value = 2 * terms * atoms.count * model.channels
     x, y = atoms.count * model.channels * module._width, atoms.count * module.irreps_out.dim
     numbers = sum(w.shape[1] for own in module._weights() for w in own) * model.channels
