@@ -28,8 +28,8 @@ def fields(text: str) -> list[tuple[str, Any]]:
 class Route(ctypes.Structure):
     _fields_ = fields(
         "l: struct_size tokens experts top_k, p: logits, l: logits_stride*2, p: correction expert_ids "
-        "weights permutation inverse ends x, l: x_row width, p: rows grad_logits, d: scale, i: dtype x_dtype score "
-        "renormalize expert_groups top_groups group_score device, p: stream host"
+        "weights permutation inverse ends x, l: x_row width, p: rows grad_logits, d: scale, i: dtype x_dtype "
+        "score renormalize expert_groups top_groups group_score device, p: stream host"
     )
 
 
