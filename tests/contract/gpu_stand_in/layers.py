@@ -50,14 +50,14 @@ class Activate(ctypes.Structure):
 
 class Polynomial(ctypes.Structure):
     _fields_ = fields(
-        "l: struct_size rows channels groups width components head_count pair_count term_count, p: x "
-        "direction*3 w gy out, l: x_row direction_row*3 gy_row out_row w_stride*2 out_stride*2, p: labels "
-        "permutation ends heads pairs last places, i: kind directions dtype implementation device reserved, "
-        "p: stream host"
+        "l: struct_size rows channels groups width components head_count pair_count term_count "
+        "weight_count, p: x direction*3 w gy out, l: x_row direction_row*3 gy_row out_row w_stride*2 "
+        "out_stride*2, p: labels permutation ends heads pairs last factors entries entry_ends places, "
+        "i: kind directions dtype implementation device reserved, p: stream host"
     )
 
 
-SIZES = {Route: 200, Rows: 152, Activate: 160, Polynomial: 304}
+SIZES = {Route: 200, Rows: 152, Activate: 160, Polynomial: 336}
 
 
 def empty(*shape: int) -> torch.Tensor:
@@ -115,10 +115,15 @@ def calls(device: int, stream: int) -> dict[str, tuple[Any, list[torch.Tensor]]]
 
     polynomial = {
         "rows": T, "channels": 2, "groups": E, "width": 1, "components": 1, "head_count": 1, "pair_count": 1,
-        "term_count": 1, "x": torch.randn(T, 2, dtype=torch.float64), "x_row": 2, "out": outputs["y"],
-        "out_row": 2, "w": torch.randn(E, 1, 2, dtype=torch.float64), "w_stride": (LONG * 2)(2, 2),
+        "term_count": 1, "weight_count": 1, "x": torch.randn(T, 2, dtype=torch.float64), "x_row": 2,
+        "out": outputs["y"], "out_row": 2,
+        "w": torch.randn(E, 1, 2, dtype=torch.float64), "w_stride": (LONG * 2)(2, 2),
         "labels": torch.arange(T) % E, "heads": torch.tensor([0, 0, 0, 1], dtype=torch.int32),
-        "pairs": torch.tensor([1, 0, 1, 0], dtype=torch.int32), "last": torch.ones(1, dtype=torch.int32),
+        "pairs": torch.tensor([1, 0, 1, 0], dtype=torch.int32),
+        "last": torch.tensor([1, 0], dtype=torch.int32),
+        "factors": torch.ones(1, dtype=torch.float64),
+        "entries": torch.tensor([0, 0, 1, 1, 0], dtype=torch.int32),
+        "entry_ends": torch.ones(1, dtype=torch.int32),
         "places": torch.tensor([[0, 1], [0, 1]]), "dtype": f64,
     }  # fmt: skip
     return {
