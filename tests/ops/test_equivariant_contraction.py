@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import multigemm
 from multigemm import _route_polynomial
@@ -155,6 +157,61 @@ def test_frozen_weights_are_turned_into_coefficients_once(path: str, device: tor
     assert m.contractions[0].weights_max.grad is not None
 
 
+def calls_of(m: SymmetricContraction, x: torch.Tensor, labels: torch.Tensor) -> list[str]:
+    """The operators of a forward and a backward pass."""
+    names: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        m(x.requires_grad_(), labels).sum().backward()
+    return names
+
+
+def test_frozen_weights_cost_nothing_in_the_backward_pass(path: str, device: torch.device) -> None:
+    m = make(CASES[0], device, implementation=path)
+    x, labels = features(m, 4, device), torch.tensor([1, 2, 1, 2], device=device)
+    product = "multigemm.indexed_polynomial" if path == "fused" else "multigemm.grouped_mm"
+    gradients = 1 if path == "fused" else 2  # of the matrices and of what is added to their products
+    trained, frozen = calls_of(m, x, labels), calls_of(m.requires_grad_(False), x, labels)
+    for names, count in ((trained, gradients), (frozen, 0)):
+        assert names.count(f"{product}_wgrad.default") == count
+        assert sum(name.startswith(product) for name in names) == 2 + count
+    # With coefficients made before, none of the weights is touched again.
+    m(x, labels)
+    kept = m._kept._entry
+    m(x, labels).sum().backward()
+    assert m._kept._entry is kept
+    assert all(w.grad is None or not w.requires_grad for w in m.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+def test_the_fused_way_reads_nothing_back(device: torch.device) -> None:
+    """On a GPU PyTorch refuses to synchronise; a traced graph has none of the operators that would."""
+    m = make(CASES[0], device, implementation="fused")
+    x, labels = features(m, 6, device), torch.tensor([4, 0, 3, 3, 0, 4], device=device)
+    exported = torch.export.export(m, (x, labels)).graph
+    targets = [str(node.target) for node in exported.nodes]
+    assert targets.count("multigemm.indexed_polynomial.default") == 1  # one name for every instance
+    assert not any(word in t for t in targets for word in ("_local_scalar_dense", "nonzero", "unique"))
+    if device.type != "cuda":
+        return
+    for weights in (True, False):
+        m.requires_grad_(weights)
+        m(x.requires_grad_(), labels).sum().backward()
+        torch.cuda.synchronize(device)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            y = m(x, labels)
+            (gx,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+            gx.backward(torch.ones_like(gx))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_little_is_kept_for_elements_without_atoms(device: torch.device) -> None:
     """A few coefficients for each element, where the polynomial has hundreds of terms; so too in training."""
     if not _route_polynomial.served(device):
@@ -221,7 +278,8 @@ def test_copies_and_dtypes(path: str, device: torch.device) -> None:
         torch.nn.init.normal_(w)
     fresh.load_state_dict(m.state_dict())
     assert torch.equal(fresh(x, labels), y)
-    assert not any("coefficients" in name or "pair" in name or "places" in name for name in m.state_dict())
+    assert {name.split(".")[0] for name in m.state_dict()} == {"contractions"}  # no table of this module
+    assert all(buffer.device.type == "meta" for buffer in copy.deepcopy(m).to("meta").buffers())
     single = copy.deepcopy(m).float()
     assert single(x.float(), labels).dtype == torch.float32
     for name in ("coefficients", "mixtures"):
