@@ -194,7 +194,8 @@ def test_capture_on_device_1(way: Way) -> None:
             for _ in range(2):
                 work.gradients(work.gy)
         torch.cuda.current_stream(1).wait_stream(side)
-        with torch.cuda.graph(graph), torch.cuda.device(0):
+        # The stream that PyTorch keeps for captures is of the device that was captured first.
+        with torch.cuda.graph(graph, stream=side), torch.cuda.device(0):
             y = work.call()
             found = torch.autograd.grad(y, work.leaves, work.gy)
             assert torch.cuda.current_device() == 0

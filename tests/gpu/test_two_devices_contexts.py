@@ -64,7 +64,7 @@ for way in ways:
         with torch.cuda.stream(side): made.call()
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph): y = made.call()
+        with torch.cuda.graph(graph, stream=side): y = made.call()
         graph.replay()
     torch.cuda.synchronize(1)
     check(way, y)

@@ -124,7 +124,8 @@ def test_after_a_failure_the_device_and_the_streams_are_the_callers() -> None:
             with pytest.raises(RuntimeError, match="multigemm: "):
                 leaf(x, w, sizes, False, None, given, "", name)
             assert unchanged() == before
-    with torch.cuda.device(1), torch.cuda.graph(torch.cuda.CUDAGraph()), torch.cuda.device(0):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=side), torch.cuda.device(0):
         before = unchanged()
         with pytest.raises(errors.NativeError, match="a graph is being captured") as caught:
             multigemm.grouped_mm(x, w, sizes, implementation="blas")
