@@ -179,7 +179,8 @@ class SymmetricContraction(nn.Module):
         """
         op = "SymmetricContraction"
         self._check_shape(op, x)
-        weights, like = self._weights(), self._like()
+        weights = self._weights()
+        like = weights[0][0]
         if like.device != x.device:
             raise DeviceError(f"{op}: x must be on the device of the weights, {like.device}, got {x.device}.")
         if like.dtype != x.dtype:

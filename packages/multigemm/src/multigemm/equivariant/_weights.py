@@ -9,6 +9,9 @@ from torch import nn
 
 from ._terms import Setting, couplings
 
+_NUMBERS = ("0", "1")
+"""Names of the weights of lower degrees, in their list."""
+
 
 class Contraction(nn.Module):
     """The weights of one output: ``weights_max`` [G, P, C] of the highest degree, then ``weights`` by falling
@@ -41,6 +44,12 @@ class Contraction(nn.Module):
 
     def all_weights(self) -> list[nn.Parameter]:
         """By falling degree."""
+        if not torch.compiler.is_compiling():
+            # From where they lie: attributes of modules take microseconds each. Parametrized ones lie elsewhere.
+            rest = self.weights._parameters
+            found = [self._parameters.get("weights_max"), *map(rest.get, _NUMBERS[: self.correlation - 1])]
+            if all(w is not None for w in found):
+                return found  # type: ignore[return-value]  # none of them is None
         return [self.weights_max, *(self.weights[i] for i in range(len(self.weights)))]
 
     def _derived(self) -> dict[str, torch.Tensor]:
