@@ -45,7 +45,7 @@ class Contraction(nn.Module):
     def all_weights(self) -> list[nn.Parameter]:
         """By falling degree."""
         if not torch.compiler.is_compiling():
-            # From where they lie: attributes of modules take microseconds each. Parametrized ones lie elsewhere.
+            # From where they lie: a module takes microseconds to find each. Parametrized ones lie elsewhere.
             rest = self.weights._parameters
             found = [self._parameters.get("weights_max"), *map(rest.get, _NUMBERS[: self.correlation - 1])]
             if all(w is not None for w in found):
