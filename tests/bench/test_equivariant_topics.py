@@ -49,6 +49,16 @@ def test_six_models_are_known() -> None:
     assert len(list(equivariant.plan(command.Options(quick=True)))) == 2
 
 
+def test_what_the_options_leave_out_is_told() -> None:
+    assert equivariant.left_out(command.Options()) == []
+    options = command.Options(names=["mace-mp-small"], sizes=["100-few", "100-all"], ops=["forward"])
+    (line,) = equivariant.left_out(options)
+    assert "models mace-off23-small, mace-off23-medium" in line
+    assert "atoms and elements 1000-few, 1000-all, 10000-few, 10000-all" in line
+    assert "operations forward+backward x" in line
+    assert "dtypes" not in line
+
+
 @pytest.mark.parametrize("kind", equivariant.KINDS)
 @pytest.mark.parametrize("count", [1, 20, 1000])
 def test_labels(kind: str, count: int) -> None:

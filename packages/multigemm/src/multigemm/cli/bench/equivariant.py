@@ -109,7 +109,8 @@ class Bench:
         self.tflops, self.tbps = timing.ceilings(device, list(dict.fromkeys(dtypes)))
         self.faults: list[str] = []
         self.known: dict[tuple[Any, ...], tuple[int, float]] = {}
-        notes = {"method": method(topic, device, kept), "shapes": {}, "refused": {}, "tables": {}}
+        lines = [*method(topic, device, kept), *left_out(options)]
+        notes = {"method": lines, "shapes": {}, "refused": {}, "tables": {}}
         self.outcome = results.Results(
             machine=results.machine(device),
             date=results.now(),
@@ -280,6 +281,25 @@ def _free_memory() -> float:
         return float(known["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # a system that does not tell
         return float("inf")
+
+
+def left_out(options: Options) -> list[str]:
+    """What the options leave out of the whole plan, for the file."""
+    whole = list(plan(Options()))
+    chosen = list(plan(options))
+
+    def missing(of: Callable[[Work], Any]) -> list[str]:
+        kept = {of(w) for w in chosen}
+        return list(dict.fromkeys(str(of(w)) for w in whole if of(w) not in kept))
+
+    parts = {
+        "models": missing(lambda w: w.model.name),
+        "atoms and elements": missing(lambda w: w.atoms.name()),
+        "dtypes": missing(lambda w: results.dtype_name(w.dtype)),
+        "operations": [op for op in OPS if op not in chosen[0].ops],
+    }
+    told = [f"{name} {', '.join(words)}" for name, words in parts.items() if words]
+    return [f"Left out of this run, as it was asked for: {'; '.join(told)}."] if told else []
 
 
 def method(topic: ModuleType, device: torch.device, kept: bool) -> list[str]:
