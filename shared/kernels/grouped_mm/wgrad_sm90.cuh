@@ -12,6 +12,7 @@
 // two warpgroups take turns: one multiplies its tile while the other writes its own.
 #pragma once
 
+#include <cuda.h>
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 #include <cutlass/fast_math.h>
