@@ -43,8 +43,11 @@ LOCAL = ("LDL", "STL")
 # Kernels that may keep so many bytes in local memory, by a pattern of toolkit, architecture and name: where
 # that was measured to be faster than fewer threads or smaller tiles, or is a compiler's doing outside loops.
 SPILLS: dict[str, int] = {
-    # ptxas of CUDA 12.9 keeps numbers of a tile there while it is multiplied; CUDA 13 has registers for them.
+    # ptxas of CUDA 12.9 keeps numbers of a tile, or of a warp's share of rows, there while it is
+    # multiplied: at most one instruction in fifty reads one. CUDA 13 has registers for them.
     r"^CUDA 12\.\d+ sm_90a: .*wgrad_sm90": 32,
+    r"^CUDA 12\.\d+ sm_\w+: .*rows_short_sm80<float, ?0>": 32,
+    r"^CUDA 12\.\d+ sm_\w+: .*wgrad_short_sm80<double, ?false>": 32,
 }
 
 
@@ -155,6 +158,9 @@ def findings(
         allowed = max((size for name, size in SPILLS.items() if re.search(name, known)), default=0)
         if kernel.stack > allowed or (local and not allowed):
             yield f"{where}: keeps {kernel.stack} bytes in local memory, {local} instructions on it"
+        # Several that overlap share an arrival and a wait; else the compiler puts both around each.
+        if 0 < 2 * kernel.opcodes["HGMMA"] <= kernel.opcodes["WARPGROUP"]:
+            yield f"{where}: waits for each HGMMA before the next"
     for rule in RULES:
         if rule.architecture and rule.architecture not in promised:
             continue

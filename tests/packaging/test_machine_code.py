@@ -83,6 +83,14 @@ def test_a_lost_instruction_is_found(checker: ModuleType, lost: str) -> None:
     assert f"no {lost}" in line
 
 
+@pytest.mark.parametrize(("together", "found"), [(1, 1), (2, 0)], ids=["one by one", "overlapped"])
+def test_products_that_wait_for_each_other_are_found(checker: ModuleType, together: int, found: int) -> None:
+    code = "\n".join(line for line in SASS.splitlines() if "HGMMA" in line)
+    arrive, wait = (code.replace("HGMMA.64x8x16.F32.BF16", f"WARPGROUP.{w}") for w in ("ARRIVE", "DEPBAR.LE"))
+    lines = _findings(checker, SASS.replace(code, "\n".join([arrive, *[code] * together, wait])))
+    assert ["waits for each HGMMA" in line for line in lines] == [True] * found
+
+
 @pytest.mark.parametrize("opcode", ["LDL.64", "STL"])
 def test_local_memory_is_found(checker: ModuleType, opcode: str) -> None:
     [line] = _findings(checker, SASS.replace("@P0 EXIT ;", f"@P0 {opcode} [R1], R2 ;"))

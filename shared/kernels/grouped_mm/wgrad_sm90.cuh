@@ -225,6 +225,17 @@ MG_DEVICE void order_groups(const Arguments& a, Shared& shared) {
 MG_DEVICE int32_t last_rows(const Tile& tile) { return tile.rows > 0 ? (tile.rows - 1) % kStepRows + 1 : 0; }
 MG_DEVICE uint32_t steps_of(const Tile& tile) { return static_cast<uint32_t>(tile.rows + kStepRows - 1) / kStepRows; }
 
+// A number that is the same in all lanes of a warp. CUDA 12's compiler has to see that: it takes a loop over any other
+// for a divergent one, in which each wgmma waits for the one before.
+template <class T>
+MG_DEVICE T of_warp(T number) {
+#if __CUDACC_VER_MAJOR__ < 13
+  return __shfl_sync(0xffffffffu, number, 0);
+#else
+  return number;
+#endif
+}
+
 // Half of the rows of one operand's columns of one step, to this block or to both of the pair.
 template <int kPanels>
 MG_DEVICE void fetch_half(const CUtensorMap& map, uint64_t* barrier, uint16_t (&to)[kPanels][kHalfRows][kColumns],
@@ -459,7 +470,8 @@ MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
   Walk walk;
   for (uint32_t turn = 0; walk.next(a, shared); ++turn) {
     const Tile& tile = walk.tile;
-    const uint32_t steps = steps_of(tile);
+    const uint32_t steps = of_warp(steps_of(tile));
+    const int32_t rows = of_warp(tile.rows);
     if (turn % 2 != warpgroup) {
       step += steps;
       if (tile.last) x_step += steps;
@@ -467,9 +479,9 @@ MG_DEVICE void consume(const Arguments& a, Shared& shared, uint32_t warpgroup) {
     }
     if (turn > 0) cutlass::arch::NamedBarrier::sync(256, warpgroup);
     Scale scale = Scale::Zero;
-    const uint32_t first = step, end = step + steps, whole = step + static_cast<uint32_t>(tile.rows) / kStepRows;
+    const uint32_t first = step, end = step + steps, whole = step + static_cast<uint32_t>(rows) / kStepRows;
     const uint32_t x_ahead = x_step - step;
-    const int last_slices = (tile.rows % kStepRows + kSlice - 1) / kSlice;
+    const int last_slices = (rows % kStepRows + kSlice - 1) / kSlice;
     const bool more = walk.more(shared);
     const auto begin_step = [&](uint64_t& x, uint64_t& gy) {
       const uint32_t stage = step % kStagesGy, at = step + x_ahead, x_stage = at % kStagesX;
