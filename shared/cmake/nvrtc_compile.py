@@ -56,8 +56,8 @@ template <class T> __attribute__((device)) void __stcs(T* address, T value);
 NVRTC_OPTIONS = ("-std=c++17", "-default-device", "-DNDEBUG", "-diag-suppress=177,1097")
 CLANG_OPTIONS = (
     "-x", "cuda", "--cuda-host-only", "--cuda-gpu-arch=sm_90a", "-Wno-unknown-cuda-version",
-    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-std=c++17", "-O3", "-DNDEBUG", "-fPIC",
-    "-fvisibility=hidden", "-fvisibility-inlines-hidden",
+    "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-cuda-compat", "-std=c++17", "-O3", "-DNDEBUG",
+    "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden",
 )  # fmt: skip
 
 
