@@ -31,7 +31,7 @@ try:
     _dispatch.backend_for("cuda")
 except errors.FlavourMismatch as error:
     text = str(error)
-show(text=text, mapped=[path for path in mapped() if "{wheel.name}" in path or "libcu" in path])
+show(text=text, mapped=[p for p in mapped() if "multigemm_{wheel.name}" in p or "/libcu" in p])
 """
     shown = run_here(code)
     assert "has no GPU support" in shown["text"]
