@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..ops import GroupOrder, grouped_mm
-from ..ops._library import forward_mode
+from ..ops._library import forward_mode, signed
 from ._rows import gather
 from ._terms import Terms
 
@@ -74,6 +74,7 @@ def _pick(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return result
 
 
+@signed
 class _Pick(torch.autograd.Function):
     generate_vmap_rule = True
 

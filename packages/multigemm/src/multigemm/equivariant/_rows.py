@@ -13,7 +13,7 @@ import torch
 from .. import _environment
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
 from ..ops import GroupOrder, sort_by_group
-from ..ops._library import forward_mode, outer_tangents
+from ..ops._library import forward_mode, outer_tangents, signed
 
 
 def labels_of(op: str, attributes: torch.Tensor, x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -82,6 +82,7 @@ def gather(x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Te
     return result
 
 
+@signed
 class _Gather(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..ops import GroupOrder
-from ..ops._library import grad_needed
+from ..ops._library import grad_needed, signed
 
 
 def spread(x: torch.Tensor, order: GroupOrder, k: int) -> torch.Tensor:
@@ -53,6 +53,7 @@ class _Rearrangement(torch.autograd.Function):
         ctx.save_for_backward(permutation, inverse)
 
 
+@signed
 class _Spread(_Rearrangement):
     @staticmethod
     def forward(x: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
@@ -63,6 +64,7 @@ class _Spread(_Rearrangement):
         return _Collect.apply(grads[0], *ctx.saved_tensors, ctx.k), None, None, None  # type: ignore[no-untyped-call]
 
 
+@signed
 class _Collect(_Rearrangement):
     @staticmethod
     def forward(rows: torch.Tensor, permutation: torch.Tensor, inverse: torch.Tensor, k: int) -> torch.Tensor:
@@ -77,6 +79,7 @@ class _Collect(_Rearrangement):
         return _Spread.apply(grads[0], *ctx.saved_tensors, ctx.k), None, None, None  # type: ignore[no-untyped-call]
 
 
+@signed
 class _Combine(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -8,8 +8,9 @@ allocated uninitialised on the operands' device.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
@@ -110,6 +111,16 @@ def outer_tangents() -> contextlib.AbstractContextManager[Any]:
 def sum_of(terms: list[torch.Tensor]) -> torch.Tensor | None:
     """The sum of the parts of a tangent; None where there are none."""
     return sum(terms[1:], terms[0]) if terms else None
+
+
+_AnyFunction = TypeVar("_AnyFunction", bound=type[torch.autograd.Function])
+
+
+def signed(function: _AnyFunction) -> _AnyFunction:
+    """Keep the signature of a function's ``forward``: ``apply`` asks for it at every call, and finding it
+    takes longer than all the rest of a call on a few rows."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
 
 
 class Function(_SingleLevelFunction):
