@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "kernels/grouped_mm/lines.h"  // dtype_bytes
 #include "multigemm/abi.h"
 
 namespace multigemm {
@@ -17,7 +18,6 @@ const char* dtype_name(int32_t dtype);
 
 // As callers name it; "" for MG_AUTO.
 const char* implementation_name(int32_t implementation);
-inline int64_t dtype_bytes(int32_t dtype) { return dtype == MG_FLOAT64 ? 8 : dtype == MG_FLOAT32 ? 4 : 2; }
 inline bool is_half(int32_t dtype) { return dtype == MG_FLOAT16 || dtype == MG_BFLOAT16; }
 
 }  // namespace multigemm

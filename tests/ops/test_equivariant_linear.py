@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from calls import Calls
 
 import multigemm
 from multigemm.equivariant import IndexedLinear, Irreps
@@ -106,17 +105,10 @@ def test_derivatives_to_the_third_order(layout: str, device: torch.device) -> No
 def test_a_frozen_map_computes_no_gradient_of_its_weights(device: torch.device) -> None:
     m = IndexedLinear("2x0e", "2x0e", 3, device=device).requires_grad_(False)
     x = torch.randn(4, 2, device=device, requires_grad=True)
-    names: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            names.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Watch():
+    with Calls() as calls:
         m(x, torch.tensor([2, 0, 1, 1], device=device)).sum().backward()
-    assert names.count("multigemm.grouped_mm.default") == 2
-    assert not any("wgrad" in name for name in names)
+    assert calls.names["multigemm.grouped_mm.default"] == 2
+    assert not any("wgrad" in name for name in calls.names)
 
 
 def test_transforms(layout: str, device: torch.device) -> None:

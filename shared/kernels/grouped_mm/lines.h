@@ -1,4 +1,4 @@
-// What launchers of GPU kernels ask of operands in memory; host code.
+// What launchers of kernels ask of operands in memory; host code.
 #pragma once
 
 #include <stdint.h>

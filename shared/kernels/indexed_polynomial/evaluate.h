@@ -1,6 +1,5 @@
 // Formula: y[d] = sum over terms (d, i, j, k, p) of factor w[p] X[i] X[j] X[k], differentiated once along each of M
-// directions; the
-//          gradient of g y in one more direction, and in w. X[D] = 1, and 0 in a direction.
+//          directions; the gradient of g y in one more direction, and in w. X[D] = 1, and 0 in a direction.
 // Layouts: whatever the accessors read: one lane or a vector of them, in registers, memory or a GPU's shared memory.
 // Limits:  M up to 3 (2 for the gradient in a direction): the fourth derivative of a monomial of degree 3 is zero.
 //

@@ -321,7 +321,8 @@ class Bench:
             elements = 3 * min(held, rows) * layer.hidden * layer.intermediate + 2 * rows * layer.hidden
             seconds = max(flops / (self.tflops[dtype] * 1e12), elements * size / (self.tbps * 1e12))
             computing = max(computing, seconds)
-        sent = sum(self._splits(experts, shares[0])) - self._splits(experts, shares[0])[self.rank]
+        splits = self._splits(experts, shares[0])
+        sent = sum(splits) - splits[self.rank]
         travelling = self.clock._most(sent * layer.hidden * size / (self.exchange_tbps * 1e12))
         return 1e3 * max(times[0] * computing, times[1] * travelling)
 

@@ -187,14 +187,17 @@ def by_peer(rows: Sequence[Row]) -> list[str]:
             ratios = [
                 (time / row.ours_ms, row) for row in rows if row.op == op and (time := row.peers.get(peer))
             ]
-            if not ratios:
-                continue
-            least, worst = min(ratios, key=lambda pair: pair[0])
-            lines.append(
-                f"{op}: {peer} / ours = {geometric_mean(r for r, _ in ratios):.2f} (geometric mean of "
-                f"{len(ratios)}), least {least:.2f} ({worst.case}, {worst.sizes}, {worst.dtype})"
-            )
+            if ratios:
+                lines.append(f"{op}: {peer} / ours = {_mean_and_least(ratios)}")
     return lines
+
+
+def _mean_and_least(ratios: Sequence[tuple[float, Row]]) -> str:
+    least, worst = min(ratios, key=lambda pair: pair[0])
+    return (
+        f"{geometric_mean(r for r, _ in ratios):.2f} (geometric mean of {len(ratios)}), "
+        f"least {least:.2f} ({worst.case}, {worst.sizes}, {worst.dtype})"
+    )
 
 
 SMALL_FLOPS = 2**30
@@ -215,11 +218,6 @@ def summary(rows: Sequence[Row]) -> list[str]:
         for name, members in groups.items():
             pairs = [(row.ratio(), row) for row in rows if row.op == op and row.case in members]
             ratios = [(ratio, row) for ratio, row in pairs if ratio is not None]
-            if not ratios:
-                continue
-            least, worst = min(ratios, key=lambda pair: pair[0])
-            lines.append(
-                f"{op}, {name}: best peer / ours = {geometric_mean(r for r, _ in ratios):.2f} (geometric "
-                f"mean of {len(ratios)}), least {least:.2f} ({worst.case}, {worst.sizes}, {worst.dtype})"
-            )
+            if ratios:
+                lines.append(f"{op}, {name}: best peer / ours = {_mean_and_least(ratios)}")
     return lines
