@@ -279,7 +279,7 @@ struct FmaWarp {
 };
 
 MG_DEVICE void mma_16x8x8(double* c, const double* a, const double* b) {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
@@ -292,9 +292,15 @@ MG_DEVICE void mma_16x8x8(double* c, const double* a, const double* b) {
 #endif
 }
 
+// Rounded to ten bits, ties away from zero.
 MG_DEVICE uint32_t to_tf32(float value) {
   uint32_t bits;
+#if defined(MG_GPU)
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#else
+  memcpy(&bits, &value, sizeof bits);
+  if ((~bits & 0x7f800000) != 0) bits = (bits + 0x1000) & ~uint32_t{0x1fff};
+#endif
   return bits;
 }
 
