@@ -66,6 +66,12 @@ int launch_shared(void (*kernel)(Arguments), int64_t blocks, int threads, int by
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
     if (error != cudaSuccess) return static_cast<int>(error);
   }
+  if (overlaps) {  // code that was translated from PTX for older devices doesn't wait
+    cudaFuncAttributes built = {};
+    const cudaError_t error = cudaFuncGetAttributes(&built, kernel);
+    if (error != cudaSuccess) return static_cast<int>(error);
+    overlaps = built.ptxVersion >= 90;
+  }
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff));
   config.blockDim = dim3(static_cast<unsigned>(threads));

@@ -65,7 +65,7 @@ class Kernels:
         return int(self.library.sm80_wgrad_room(ctypes.byref(problem), chip))
 
     def parts(self, sizes: list[int], rows: int, height: int, threads: int) -> tuple[Any, list[int]]:
-        """Group, begin, end and piece of each part, and the groups that are cut."""
+        """Begin, end, whether a whole group, and the number of each part; the groups that are cut."""
         count = len(sizes)
         given = (ctypes.c_int64 * count)(*sizes)
         most = count + rows // height + 2
@@ -286,21 +286,21 @@ def test_parts(kernels: Kernels, given: tuple[int, list[int], int], threads: int
     if sum(sizes) == 0 or rows > height << 15:
         return
     parts, cut = kernels.parts(sizes, rows, height, threads)
-    pieces = [part for part in parts if part[3] >= 0]
-    whole = [part for part in parts if part[3] < 0]
-    assert parts == pieces + whole
-    assert [part[0] for part in whole] == [g for g in range(len(sizes)) if g not in cut]
+    cutting = len(parts) - len(sizes) + len(cut)
+    pieces, whole = parts[:cutting], parts[cutting:]
+    assert not any(part[2] for part in pieces) and all(part[2] for part in whole)
+    assert [part[3] for part in whole] == [g for g in range(len(sizes)) if g not in cut]
     begin = 0
     for g, size in enumerate(sizes):
-        of_group = [part for part in parts if part[0] == g]
-        assert of_group[0][1] == begin and of_group[-1][2] == begin + size
-        assert all(a[2] == b[1] and a[3] + 1 == b[3] for a, b in pairwise(of_group))
-        lengths = [part[2] - part[1] for part in of_group]
         if g in cut:
+            of_group = [part for part in pieces if begin <= part[0] and part[1] <= begin + size]
+            lengths = [part[1] - part[0] for part in of_group]
+            assert of_group[0][0] == begin and of_group[-1][1] == begin + size
+            assert all(a[1] == b[0] and a[3] + 1 == b[3] for a, b in pairwise(of_group))
             assert len(lengths) > 1 and max(lengths) - min(lengths) <= 1
             assert 2 * min(lengths) + 1 >= height and 2 * max(lengths) <= 3 * height + 1
         else:
-            assert len(lengths) == 1 and size <= 2 * height
+            assert (begin, begin + size, 1, g) in whole and size <= 2 * height
         begin += size
     numbers = [part[3] for part in pieces]
     assert numbers == sorted(set(numbers)) and all(n < -(-rows // height) for n in numbers)
@@ -310,4 +310,4 @@ def test_one_tall_group_of_the_most_groups(kernels: Kernels) -> None:
     sizes = [1] * 1023 + [2000]
     parts, cut = kernels.parts(sizes, sum(sizes), 64, 128)
     assert cut == [1023] and len(parts) == 1023 + 32
-    assert parts[0][:2] == (1023, 1023) and parts[-1] == (1022, 1022, 1023, -1)
+    assert parts[0][0] == 1023 and parts[-1] == (1022, 1023, 1, 1022)

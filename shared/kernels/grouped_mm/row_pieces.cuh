@@ -12,8 +12,11 @@
 namespace multigemm {
 
 struct RowPart {
-  int32_t group, begin, end;
-  int32_t piece;  // its number among the multiples, or -1: the whole group
+  int32_t begin, end;
+  int32_t place;  // the group, all of it, or ~n: piece n of the multiples
+
+  MG_DEVICE bool whole() const { return place >= 0; }
+  MG_DEVICE int32_t number() const { return place >= 0 ? place : ~place; }
 };
 
 // Multiples of `height` from 0 on that lie before the row.
@@ -56,18 +59,18 @@ struct RowParts {
   }
 
   MG_DEVICE RowPart operator[](int32_t i) const {
-    if (height == 0) return {i, begin_of(i), ends[i], -1};
+    if (height == 0) return {begin_of(i), ends[i], i};
     const int32_t all = pieces();
     if (i >= all) {
       const int32_t g = first_over(i - all, [&](int32_t at) { return at + 1 - (through[at] & 0xffff); });
-      return {g, begin_of(g), ends[g], -1};
+      return {begin_of(g), ends[g], g};
     }
     const int32_t g = first_over(i, [&](int32_t at) { return through[at] >> 16; });
     const int32_t begin = begin_of(g), end = ends[g], of = pieces_of(begin, end, height);
     const int32_t at = i - (g > 0 ? through[g - 1] >> 16 : 0);
     const int64_t rows = end - begin;
-    return {g, static_cast<int32_t>(begin + rows * at / of), static_cast<int32_t>(begin + rows * (at + 1) / of),
-            multiples_before(begin, height) + at};
+    return {static_cast<int32_t>(begin + rows * at / of), static_cast<int32_t>(begin + rows * (at + 1) / of),
+            ~(multiples_before(begin, height) + at)};
   }
 };
 

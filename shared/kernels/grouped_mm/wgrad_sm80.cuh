@@ -69,10 +69,10 @@ struct Target {
 template <class T, int kRun>
 MG_DEVICE Target target_of(const WgradCall& call, const RowPart& part, int64_t b) {
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  if (part.piece < 0)
-    return {p.out, part.group * p.out_stride[0] + b * p.out_stride[1], p.out_stride[2], p.out_dtype == p.dtype,
+  if (part.whole())
+    return {p.out, part.number() * p.out_stride[0] + b * p.out_stride[1], p.out_stride[2], p.out_dtype == p.dtype,
             call.out_wide};
-  const int64_t matrix = part.piece * (p.sum_batch ? 1 : p.batch) + b;
+  const int64_t matrix = part.number() * (p.sum_batch ? 1 : p.batch) + b;
   return {call.sums, matrix * p.inner * p.outer, p.outer, std::is_same<typename SumOf<T>::type, T>::value,
           p.outer % kRun == 0};
 }
@@ -96,8 +96,7 @@ __global__ __launch_bounds__(Tile::kThreads,
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM * Tile::kWarpM, warp_n = warp / Tile::kWarpsM * Tile::kWarpN;
-  const int64_t tiles = parts.count() * call.tiles_each;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+  for (int64_t t = blockIdx.x; t < parts.count() * call.tiles_each; t += gridDim.x) {
     const int32_t index = static_cast<int32_t>(t / call.tiles_each);
     const RowPart rows = parts[index];
     int64_t at = t - index * call.tiles_each;
@@ -349,8 +348,7 @@ __global__ __launch_bounds__(kThinThreads, least_blocks(sizeof(T) == 4 ? 3 : 1))
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int blocks = call.k_tiles * call.m_tiles;  // of one matrix
-  const int64_t tiles = parts.count() * call.tiles_each;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
+  for (int64_t t = blockIdx.x; t < parts.count() * call.tiles_each; t += gridDim.x) {
     const int32_t index = static_cast<int32_t>(t / call.tiles_each);
     const int64_t first = (t - index * call.tiles_each) * 32;
     const RowPart rows = parts[index];

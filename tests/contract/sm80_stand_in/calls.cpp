@@ -101,7 +101,7 @@ struct ListParts {
   mg_groups groups;
   int64_t rows;
   int32_t height;
-  int32_t* out;  // how many parts there are, then group, begin, end and piece of each
+  int32_t* out;  // how many parts there are, then of each begin, end, whether a whole group, and its number
   int32_t* cut;  // how many groups are cut, then their numbers
 };
 
@@ -116,7 +116,7 @@ MG_KERNEL void list_parts(ListParts call) {
   }
   for (int32_t i = thread; i < parts.count(); i += threads) {
     const multigemm::RowPart part = parts[i];
-    const int32_t numbers[] = {part.group, part.begin, part.end, part.piece};
+    const int32_t numbers[] = {part.begin, part.end, part.whole(), part.number()};
     std::memcpy(call.out + 1 + 4 * i, numbers, sizeof numbers);
   }
   for (int32_t i = thread; i < parts.groups_cut(); i += threads) call.cut[1 + i] = parts.cut_group(i);
