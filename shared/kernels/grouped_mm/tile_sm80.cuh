@@ -26,6 +26,17 @@ constexpr int least_blocks(int blocks) {
 #endif
 }
 
+// Of so many steps along the depth, how many are unrolled together: all of them, but where both operands lie across the
+// depth, code for newer architectures would spill.
+template <class A, class B>
+constexpr int unrolled(int steps) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return A::kAlongDepth || B::kAlongDepth ? steps : 1;
+#else
+  return steps;
+#endif
+}
+
 template <class T>
 struct SumOf {
   using type = float;
@@ -247,12 +258,7 @@ struct FmaWarp {
 
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const float* a, const float* b, int m0, int n0, int d0, int lane, float* sums) {
-    // Unrolled, code for newer architectures spills where both operands lie across the depth.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    constexpr int kTogether = A::kAlongDepth || B::kAlongDepth ? kSteps / 4 : 1;
-#else
-    constexpr int kTogether = kSteps / 4;
-#endif
+    constexpr int kTogether = unrolled<A, B>(kSteps / 4);
 #pragma unroll kTogether
     for (int d = 0; d < kSteps; d += 4) {
       float left[kActive / 8][4], right[kColumns][4];
@@ -318,7 +324,8 @@ struct WideMmaWarp {
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const T* a, const T* b, int m0, int n0, int d0, int lane, T* sums) {
     const int group = lane / 4, place = lane % 4;
-#pragma unroll
+    constexpr int kTogether = unrolled<A, B>(kSteps / 8);
+#pragma unroll kTogether
     for (int d = d0; d < d0 + kSteps; d += 8) {
       T right[kN / 8][2];
 #pragma unroll
@@ -369,7 +376,8 @@ struct HalfMmaWarp {
 
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const T* a, const T* b, int m0, int n0, int d0, int lane, float* sums) {
-#pragma unroll
+    constexpr int kTogether = unrolled<A, B>(kSteps / 16);
+#pragma unroll kTogether
     for (int d = d0; d < d0 + kSteps; d += 16) {
       uint32_t right[kN / 16][4];
 #pragma unroll
