@@ -55,6 +55,11 @@ double estimate(Kernel kernel, const Problem& p, const DeviceFacts& device, doub
          copied / (chip.bytes_per_microsecond * scale);
 }
 
+bool cuts_groups(Kernel, const mg_grouped_mm_problem&, const DeviceFacts&) { return false; }
+bool cuts_groups(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
+  return room_of(kernel, p, device) > 0;
+}
+
 // --- who can take the call ------------------------------------------------------------------------------------------
 
 // Rows that one product of a library may have to take.
@@ -89,7 +94,8 @@ Found look_at(const KernelRow& row, const Problem& p, const DeviceFacts& device,
     return found;
   }
   found.reason = refusal_of(row.kernel, p, device);
-  const int launches = p.groups.count > kMostBlockGroups ? 2 : 1;
+  found.choice.cuts_groups = cuts_groups(row.kernel, p, device);
+  const int launches = (p.groups.count > kMostBlockGroups ? 2 : 1) + (found.choice.cuts_groups ? 1 : 0);
   found.choice.microseconds = estimate(row.kernel, p, device, 0, launches);
   if (found.reason.empty()) return found;
   // Would copies help? An address that no allocation has stands for theirs.
@@ -167,6 +173,7 @@ std::string explain_call(const Problem& p, const DeviceFacts& device, const Size
                             : "expected to take " + microseconds_text(choice.microseconds);
   if (choice.pack_first) why += "; x is copied first into rows that the kernel can read";
   if (choice.pack_second) why += "; gy is copied first into rows that the kernel can read";
+  if (choice.cuts_groups) why += "; tall groups are cut into pieces of rows, whose sums are added in a second launch";
   if ((choice.row->kernel == Kernel::blas || choice.row->kernel == Kernel::torch) && !sizes.on_host)
     why += "; the group sizes are read back from the device, which synchronises";
   std::string text = std::string("{\"operator\": \"grouped_mm") + (is_wgrad ? "_wgrad" : "") + "\", \"kernel\": \"" +

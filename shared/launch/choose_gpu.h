@@ -23,6 +23,7 @@ struct Choice {
   const KernelRow* row;
   bool pack_first = false;   // x is copied into rows that the kernel can read
   bool pack_second = false;  // the same for gy
+  bool cuts_groups = false;  // rows of tall groups are shared out in pieces
   double microseconds = 0;   // what the model expects
 };
 

@@ -59,7 +59,9 @@ void run(const mg_grouped_mm_wgrad_problem& given) {
   const PackedRows gy(choice.pack_second, operand_gy(p), p.host, p.stream);
   p = with_packed(p, choice.pack_first, choice.pack_second, x.address(), gy.address());
   if (choice.row->kernel == Kernel::simt) return run_simt(p);
-  check_gpu(launch_native(choice.row->kernel, p, device), (std::string("launching ") + choice.row->wgrad_name).c_str());
+  const DeviceMemory room(p.host, p.stream, room_of(choice.row->kernel, p, device));
+  check_gpu(launch_native(choice.row->kernel, p, device, room.as<void>()),
+            (std::string("launching ") + choice.row->wgrad_name).c_str());
 }
 
 std::string plan(const mg_grouped_mm_wgrad_problem& given) {

@@ -20,6 +20,7 @@
 #define MG_KERNEL __global__
 #define MG_DEVICE __device__ __forceinline__
 #define MG_SHARED __shared__
+#define MG_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 // Of a kernel whose blocks have so many threads, how many of them a multiprocessor keeps. AMD's compiler counts
 // wavefronts of one of four units: of 256 threads, each has one.
 #if defined(__HIP__)
@@ -52,6 +53,40 @@ int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& 
   return static_cast<int>(cudaGetLastError());
 #endif
 }
+
+#if !defined(__HIP__) && !defined(__CUDACC_RTC__)
+constexpr int kInvalidValue = cudaErrorInvalidValue;
+
+// The same with so many bytes of shared memory, no call of the kernel more than `most`. `overlaps`: a kernel for
+// compute capability 9.0 that waits itself for the one before it in the stream, and may start earlier.
+template <class Arguments>
+int launch_shared(void (*kernel)(Arguments), int64_t blocks, int threads, int bytes, int most, bool overlaps,
+                  const Queue& queue, const Arguments& arguments) {
+  if (bytes > 48 * 1024 - 1024) {  // the rest is for arrays of known size
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+    if (error != cudaSuccess) return static_cast<int>(error);
+  }
+  if (overlaps) {  // code that was translated from PTX for older devices doesn't wait
+    cudaFuncAttributes built = {};
+    const cudaError_t error = cudaFuncGetAttributes(&built, kernel);
+    if (error != cudaSuccess) return static_cast<int>(error);
+    overlaps = built.ptxVersion >= 90;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = static_cast<cudaStream_t>(queue.stream);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = overlaps ? 1 : 0;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  return static_cast<int>(error);
+}
+#endif
 
 }  // namespace gpu
 }  // namespace multigemm

@@ -154,6 +154,23 @@ def test_sizes_that_are_read_back_are_told(plan: Any) -> None:
     assert "synchronises" not in plan(Call(implementation="blas", on_host=True), HOPPER)["why"]
 
 
+@pytest.mark.parametrize(
+    ("call", "cuts"),
+    [
+        (Call(wgrad=True, dtype=torch.float32, N=20000, G=89, K=128, M=128), True),
+        (Call(wgrad=True, dtype=torch.float64, N=20000, G=89, K=4, M=4, B=128), True),
+        (Call(wgrad=True, dtype=torch.float32, N=20000, G=89, K=2048, M=2048), False),  # tiles enough
+        (Call(wgrad=True, dtype=torch.float32, N=200, G=4, K=128, M=128), False),
+        (Call(wgrad=True, dtype=torch.float32, N=20000, G=2000, K=128, M=128), False),
+        (Call(dtype=torch.float32, N=20000, G=89, K=128, M=128), False),
+    ],
+)
+def test_a_second_launch_for_tall_groups_is_told(plan: Any, call: Call, cuts: bool) -> None:
+    told = plan(call, HOPPER)
+    assert told["kernel"] == ("wgrad_sm80" if call.wgrad else "rows_sm80")
+    assert ("a second launch" in told["why"]) == cuts
+
+
 def test_more_rows_take_longer(plan: Any) -> None:
     def microseconds(rows: int) -> float:
         return float(plan(Call(N=rows), HOPPER)["why"].split()[3])

@@ -56,6 +56,41 @@ MG_DEVICE void block_group_ends(const mg_groups& groups, int64_t row_count, int3
   __syncthreads();
 }
 
+// through[i] = number(0) + .. + number(i). All threads of the block call it; `scratch` holds 32 int32. Ends with a
+// barrier.
+template <class Number>
+MG_DEVICE void block_sums(int count, Number number, int32_t* through, int32_t* scratch) {
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
+  const int share = (count + threads - 1) / threads;
+  const int first = thread * share < count ? thread * share : count;
+  const int last = first + share < count ? first + share : count;
+  int32_t mine = 0;
+  for (int i = first; i < last; ++i) mine += number(i);
+  int32_t sum = mine;  // of these 32 threads up to this one
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) scratch[warp] = sum;
+  __syncthreads();
+  if (warp == 0) {
+    int32_t total = lane < warps ? scratch[lane] : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int32_t other = __shfl_up_sync(0xffffffffu, total, step);
+      if (lane >= step) total += other;
+    }
+    scratch[lane] = total;
+  }
+  __syncthreads();
+  int32_t before = sum - mine + (warp > 0 ? scratch[warp - 1] : 0);
+  for (int i = first; i < last; ++i) {
+    before += number(i);
+    through[i] = before;
+  }
+  __syncthreads();
+}
+
 enum { kFew, kMany, kFewOrMany };  // groups: up to kMostBlockGroups, more, or not known to the compiler
 
 // The ends of any number of groups: counted up in the block's shared memory, or by an earlier launch. (Each read

@@ -28,24 +28,22 @@ inline std::string refusal(int64_t rows, int64_t batch, const mg_groups& groups,
   return "";
 }
 
-// As many blocks as there is work, but no more than stay on the device: blocks take tiles in turn.
+// As many blocks as there is work, but no more than stay on the device: blocks take tiles in turn. `numbers`: int32 of
+// each group that a block counts; `overlaps`: the kernel waits by itself for the one before it.
 template <class Call>
 int launch(void (*kernel)(Call), int threads, int work_bytes, int64_t blocks, int64_t blocks_each, const Call& call,
-           const DeviceFacts& device, cudaStream_t stream) {
-  if (!groups_fit(call.p.groups)) return static_cast<int>(cudaErrorInvalidValue);
+           const DeviceFacts& device, void* stream, int numbers = 1, bool overlaps = false) {
+  if (!groups_fit(call.p.groups)) return gpu::kInvalidValue;
   const int64_t counted = call.p.groups.count <= kMostBlockGroups ? call.p.groups.count : 0;
-  const int bytes = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(counted));
-  if (bytes > 48 * 1024 - 1024) {
-    // The same for every call of a kernel: another thread may be between this line and its launch.
-    const int most = work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + static_cast<int>(kMostBlockGroups));
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   most < device.shared_bytes ? most : device.shared_bytes);
-    if (error != cudaSuccess) return static_cast<int>(error);
-  }
+  const auto with = [&](int64_t groups) {
+    return work_bytes + static_cast<int>(sizeof(int32_t)) * (32 + numbers * static_cast<int>(groups));
+  };
+  // The most is the same for every call of a kernel: another thread may be between asking for it and its launch.
+  const int most = with(2 * kMostBlockGroups / numbers) < device.shared_bytes ? with(2 * kMostBlockGroups / numbers)
+                                                                              : device.shared_bytes;
   const int64_t resident = blocks_each * device.multiprocessors;
-  kernel<<<static_cast<unsigned>(blocks < resident ? blocks : resident), threads, static_cast<size_t>(bytes), stream>>>(
-      call);
-  return static_cast<int>(cudaGetLastError());
+  return gpu::launch_shared(kernel, blocks < resident ? blocks : resident, threads, with(counted), most, overlaps,
+                            {stream}, call);
 }
 
 }  // namespace sm80

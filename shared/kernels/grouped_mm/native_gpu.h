@@ -1,4 +1,5 @@
-// The kernels of one architecture that a GPU backend has, by their row of the table.
+// The kernels of one architecture that a GPU backend has, by their row of the table; room_of: bytes of workspace, for
+// the sums of pieces of tall groups, which then take another launch.
 #pragma once
 
 #include <string>
@@ -27,7 +28,8 @@ inline std::string refusal_of(Kernel, const mg_grouped_mm_wgrad_problem& p, cons
 inline int launch_native(Kernel, const mg_grouped_mm_problem& p, const DeviceFacts& device) {
   return launch_rows_mfma(p, device, p.stream);
 }
-inline int launch_native(Kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
+inline int64_t room_of(Kernel, const mg_grouped_mm_wgrad_problem&, const DeviceFacts&) { return 0; }
+inline int launch_native(Kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, void*) {
   return launch_wgrad_mfma(p, device, p.stream);
 }
 
@@ -42,8 +44,11 @@ inline std::string refusal_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& 
 inline int launch_native(Kernel kernel, const mg_grouped_mm_problem& p, const DeviceFacts& device) {
   return kernel == Kernel::sm90 ? launch_rows_sm90(p, device, p.stream) : launch_rows_sm80(p, device, p.stream);
 }
-inline int launch_native(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
-  return kernel == Kernel::sm90 ? launch_wgrad_sm90(p, device, p.stream) : launch_wgrad_sm80(p, device, p.stream);
+inline int64_t room_of(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device) {
+  return kernel == Kernel::sm80 ? wgrad_sm80_room(p, device) : 0;
+}
+inline int launch_native(Kernel kernel, const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, void* room) {
+  return kernel == Kernel::sm90 ? launch_wgrad_sm90(p, device, p.stream) : launch_wgrad_sm80(p, device, room, p.stream);
 }
 
 #endif

@@ -60,36 +60,8 @@ MG_DEVICE RowTiles row_tiles(const mg_groups& groups, int64_t row_count, int til
   const RowTiles tiles{groups, ends, through, static_cast<int32_t>(row_count), tile_rows};
   if (tiles.many()) return tiles;
   block_group_ends(groups, row_count, ends, scratch);
-  const int count = static_cast<int>(groups.count);
-  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
-  const int lane = thread % 32, warp = thread / 32, warps = threads / 32;
-  const int share = (count + threads - 1) / threads;
-  const int first = thread * share < count ? thread * share : count;
-  const int last = first + share < count ? first + share : count;
-  int32_t mine = 0;
-  for (int g = first; g < last; ++g) mine += tiles.tiles_of(ends[g] - (g > 0 ? ends[g - 1] : 0));
-  int32_t sum = mine;  // of these 32 threads up to this one
-  for (int step = 1; step < 32; step *= 2) {
-    const int32_t other = __shfl_up_sync(0xffffffffu, sum, step);
-    if (lane >= step) sum += other;
-  }
-  if (lane == 31) scratch[warp] = sum;
-  __syncthreads();
-  if (warp == 0) {
-    int32_t total = lane < warps ? scratch[lane] : 0;
-    for (int step = 1; step < 32; step *= 2) {
-      const int32_t other = __shfl_up_sync(0xffffffffu, total, step);
-      if (lane >= step) total += other;
-    }
-    scratch[lane] = total;
-  }
-  __syncthreads();
-  int32_t before = sum - mine + (warp > 0 ? scratch[warp - 1] : 0);
-  for (int g = first; g < last; ++g) {
-    before += tiles.tiles_of(ends[g] - (g > 0 ? ends[g - 1] : 0));
-    through[g] = before;
-  }
-  __syncthreads();
+  const auto of_group = [&](int g) { return tiles.tiles_of(ends[g] - (g > 0 ? ends[g - 1] : 0)); };
+  block_sums(static_cast<int>(groups.count), of_group, through, scratch);
   return tiles;
 }
 

@@ -9,7 +9,7 @@ namespace sm80 {
 namespace {
 
 template <class Tile, bool kWAlongK>
-int launch_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+int launch_tile(RowsCall& call, const DeviceFacts& device, void* stream) {
   static_assert(Tile::kM == kCountedRows || Tile::kM == 2 * kCountedRows);
   const mg_grouped_mm_problem& p = call.p;
   call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, Tile::kN));
@@ -20,13 +20,13 @@ int launch_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) 
 }
 
 template <class Tile>
-int launch_either_tile(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+int launch_either_tile(RowsCall& call, const DeviceFacts& device, void* stream) {
   return call.w_along_k ? launch_tile<Tile, true>(call, device, stream)
                         : launch_tile<Tile, false>(call, device, stream);
 }
 
 template <class T>
-int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+int launch_short(RowsCall& call, const DeviceFacts& device, void* stream) {
   constexpr int kBlocks = 4, kWarps = kShortThreads / 32;
   static_assert(kShortRows == kCountedRows);
   const mg_grouped_mm_problem& p = call.p;
@@ -46,7 +46,7 @@ int launch_short(RowsCall& call, const DeviceFacts& device, cudaStream_t stream)
 }
 
 template <class T, int kK>
-int launch_thin(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+int launch_thin(RowsCall& call, const DeviceFacts& device, void* stream) {
   constexpr int kBlocks = RowsThin<T, kK>::kBlocks;
   const mg_grouped_mm_problem& p = call.p;
   call.column_tiles = static_cast<int32_t>(ceil_div(p.outer, RowsThin<T, kK>::kRun));
@@ -62,7 +62,7 @@ int launch_thin(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) 
 }
 
 template <class T>
-int launch_small(RowsCall& call, const DeviceFacts& device, cudaStream_t stream) {
+int launch_small(RowsCall& call, const DeviceFacts& device, void* stream) {
   const mg_grouped_mm_problem& p = call.p;
   const bool few_units = p.rows < (int64_t{1} << 29) / p.batch / ceil_div(p.outer, 64);
   // A warp's 512 bytes of columns of one b would be half empty.
@@ -98,9 +98,8 @@ std::string rows_sm80_refusal(const mg_grouped_mm_problem& p, const DeviceFacts&
   return "";
 }
 
-int launch_rows_sm80(const mg_grouped_mm_problem& p, const DeviceFacts& device, void* queue) {
+int launch_rows_sm80(const mg_grouped_mm_problem& p, const DeviceFacts& device, void* stream) {
   using namespace sm80;
-  const cudaStream_t stream = static_cast<cudaStream_t>(queue);
   RowsCall call{};
   call.p = p;
   call.w_along_k = !(p.w_stride[3] == 1 || p.outer == 1);

@@ -49,7 +49,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kBlocks) void rows_tile_sm80(
   using Sum = typename Warp::Sum;
   using A = typename Tile::template OperandOf<Tile::kM, true>;
   using B = typename Tile::template OperandOf<Tile::kN, kWAlongK>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_DYNAMIC_SHARED(shared);
   T* work = reinterpret_cast<T*>(shared);
   int32_t* room = ends_after(shared, sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
   const mg_grouped_mm_problem& p = call.p;
@@ -122,7 +122,7 @@ template <class T, int kWhich>
 __global__ __launch_bounds__(kShortThreads,
                              kWhich == kFew ? 4 : 3) void rows_short_sm80(const __grid_constant__ RowsCall call) {
   constexpr int kRun = RowsShortWork<T>::kRun;
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_DYNAMIC_SHARED(shared);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   RowsShortWork<T>& work = reinterpret_cast<RowsShortWork<T>*>(shared)[warp];
   int32_t* room = ends_after(shared, sizeof(RowsShortWork<T>) * (kShortThreads / 32));
@@ -301,7 +301,7 @@ template <class T, int kK>
 __global__ __launch_bounds__(kThinThreads,
                              RowsThin<T, kK>::kLeastBlocks) void rows_thin_sm80(const __grid_constant__ RowsCall call) {
   constexpr int kUnroll = RowsThin<T, kK>::kUnroll, kRun = RowsThin<T, kK>::kRun;
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_DYNAMIC_SHARED(shared);
   int32_t* room = ends_after(shared, 0);
   const mg_grouped_mm_problem& p = call.p;
   const int groups = static_cast<int>(p.groups.count), inner = static_cast<int>(p.inner);
@@ -318,7 +318,9 @@ __global__ __launch_bounds__(kThinThreads,
       along % (128 / (RowsThin<T, kK>::kRun * sizeof(T))) == 0)  // under way while the groups are counted
     for (int64_t n = n0 + first; n < range_end; n += row_step) {
       const T* line = static_cast<const T*>(p.x) + n * p.x_stride[0] + b * p.x_stride[1];
+#if defined(MG_GPU)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+#endif
     }
   const auto ends = group_ends(p.groups, p.rows, room);
   if (b >= p.batch) return;

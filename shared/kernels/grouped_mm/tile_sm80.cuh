@@ -26,6 +26,17 @@ constexpr int least_blocks(int blocks) {
 #endif
 }
 
+// Of so many steps along the depth, how many are unrolled together: all of them, but where both operands lie across the
+// depth, code for newer architectures would spill.
+template <class A, class B>
+constexpr int unrolled(int steps) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  return A::kAlongDepth || B::kAlongDepth ? steps : 1;
+#else
+  return steps;
+#endif
+}
+
 template <class T>
 struct SumOf {
   using type = float;
@@ -247,12 +258,7 @@ struct FmaWarp {
 
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const float* a, const float* b, int m0, int n0, int d0, int lane, float* sums) {
-    // Unrolled, code for newer architectures spills where both operands lie across the depth.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    constexpr int kTogether = A::kAlongDepth || B::kAlongDepth ? kSteps / 4 : 1;
-#else
-    constexpr int kTogether = kSteps / 4;
-#endif
+    constexpr int kTogether = unrolled<A, B>(kSteps / 4);
 #pragma unroll kTogether
     for (int d = 0; d < kSteps; d += 4) {
       float left[kActive / 8][4], right[kColumns][4];
@@ -279,7 +285,7 @@ struct FmaWarp {
 };
 
 MG_DEVICE void mma_16x8x8(double* c, const double* a, const double* b) {
-#if __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
       : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
@@ -292,9 +298,15 @@ MG_DEVICE void mma_16x8x8(double* c, const double* a, const double* b) {
 #endif
 }
 
+// Rounded to ten bits, ties away from zero.
 MG_DEVICE uint32_t to_tf32(float value) {
   uint32_t bits;
+#if defined(MG_GPU)
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+#else
+  memcpy(&bits, &value, sizeof bits);
+  if ((~bits & 0x7f800000) != 0) bits = (bits + 0x1000) & ~uint32_t{0x1fff};
+#endif
   return bits;
 }
 
@@ -312,7 +324,8 @@ struct WideMmaWarp {
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const T* a, const T* b, int m0, int n0, int d0, int lane, T* sums) {
     const int group = lane / 4, place = lane % 4;
-#pragma unroll
+    constexpr int kTogether = unrolled<A, B>(kSteps / 8);
+#pragma unroll kTogether
     for (int d = d0; d < d0 + kSteps; d += 8) {
       T right[kN / 8][2];
 #pragma unroll
@@ -363,7 +376,8 @@ struct HalfMmaWarp {
 
   template <class A, class B, int kSteps, int kActive>
   MG_DEVICE static void step(const T* a, const T* b, int m0, int n0, int d0, int lane, float* sums) {
-#pragma unroll
+    constexpr int kTogether = unrolled<A, B>(kSteps / 16);
+#pragma unroll kTogether
     for (int d = d0; d < d0 + kSteps; d += 16) {
       uint32_t right[kN / 16][4];
 #pragma unroll

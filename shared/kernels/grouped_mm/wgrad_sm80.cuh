@@ -2,9 +2,11 @@
 // Layouts: unit K stride of x, unit M stride of gy and of out; any other strides, any alignment.
 // Dtypes:  float64, float32 (IEEE or TF32), float16, bfloat16; out the same or float32.
 // Architectures: sm_80 and up.
-// Limits:  G <= 2^24, N < 2^31 - 2^16; each part of out is summed by one block, in one order.
+// Limits:  G <= 2^24, N < 2^31 - 2^16; each part of out is summed by one block, or in pieces of its rows by several,
+//          and then by one; always in one order.
 #pragma once
 
+#include "kernels/grouped_mm/row_pieces.cuh"
 #include "kernels/grouped_mm/tile_sm80.cuh"
 
 namespace multigemm {
@@ -16,6 +18,8 @@ struct WgradCall {
   int64_t tiles_each;  // of one group
   int32_t k_tiles, m_tiles;
   int32_t row_warps;               // how many warps share out the rows of the kernel for short matrices
+  int32_t piece_rows;              // 0: no group is cut
+  void* sums;                      // [pieces, B, K, M], of the pieces, as they are summed
   bool x_wide, gy_wide, out_wide;  // 16-byte accesses
 };
 
@@ -24,6 +28,54 @@ struct GroupRows {
 };
 
 MG_DEVICE GroupRows rows_of(const GroupEnds<kFewOrMany>& ends, int64_t g) { return {g > 0 ? ends[g - 1] : 0, ends[g]}; }
+
+// The parts of a call, for all threads of a block; `room` as in group_ends, and once more as many numbers if groups are
+// cut.
+MG_DEVICE RowParts parts_of(const WgradCall& call, int32_t* room) {
+  const mg_groups& groups = call.p.groups;
+  const auto ends = group_ends(groups, call.p.rows, room);
+  return row_parts(ends, call.piece_rows, room + 32 + groups.count, room);
+}
+
+// The launch after this one may start when all blocks of this one have.
+MG_DEVICE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Ends when the launch before this one is done and what it wrote can be read.
+MG_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <class T, class Sum>
+MG_DEVICE void store_one(void* out, int64_t at, bool same, Sum sum) {
+  if (same)
+    static_cast<T*>(out)[at] = narrow<T>(sum);
+  else
+    static_cast<float*>(out)[at] = narrow<float>(sum);
+}
+
+// Where the matrix of one part and b goes: out, or the sums of a piece.
+struct Target {
+  void* data;
+  int64_t at, line;  // the first element, and from one k to the next
+  bool same, wide;   // of the operands' dtype, else float32; runs of the kernel's length at once
+};
+
+template <class T, int kRun>
+MG_DEVICE Target target_of(const WgradCall& call, const RowPart& part, int64_t b) {
+  const mg_grouped_mm_wgrad_problem& p = call.p;
+  if (part.whole())
+    return {p.out, part.number() * p.out_stride[0] + b * p.out_stride[1], p.out_stride[2], p.out_dtype == p.dtype,
+            call.out_wide};
+  const int64_t matrix = part.number() * (p.sum_batch ? 1 : p.batch) + b;
+  return {call.sums, matrix * p.inner * p.outer, p.outer, std::is_same<typename SumOf<T>::type, T>::value,
+          p.outer % kRun == 0};
+}
 
 // Any K and M: tiles of x^T and gy through shared memory.
 template <class Tile>
@@ -35,22 +87,22 @@ __global__ __launch_bounds__(Tile::kThreads,
   using A = typename Tile::template OperandOf<Tile::kM, false>;
   using B = typename Tile::template OperandOf<Tile::kN, false>;
   static_assert(Tile::kWarpsD == 1);
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_DYNAMIC_SHARED(shared);
   T* work = reinterpret_cast<T*>(shared);
   int32_t* room = reinterpret_cast<int32_t*>(shared + sizeof(T) * Tile::kStages * (A::kSize + B::kSize));
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  const auto ends = group_ends(p.groups, p.rows, room);
+  const RowParts parts = parts_of(call, room);
+  if (call.piece_rows > 0) let_next_start();
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int warp_m = warp % Tile::kWarpsM * Tile::kWarpM, warp_n = warp / Tile::kWarpsM * Tile::kWarpN;
-  const bool same = p.out_dtype == p.dtype;
-  for (int64_t t = blockIdx.x; t < call.tiles; t += gridDim.x) {
-    const int64_t g = t / call.tiles_each;
-    int64_t at = t - g * call.tiles_each;
+  for (int64_t t = blockIdx.x; t < parts.count() * call.tiles_each; t += gridDim.x) {
+    const int32_t index = static_cast<int32_t>(t / call.tiles_each);
+    const RowPart rows = parts[index];
+    int64_t at = t - index * call.tiles_each;
     const int64_t m0 = at % call.m_tiles * Tile::kN;
     at /= call.m_tiles;
     const int64_t k0 = at % call.k_tiles * Tile::kM, out_b = at / call.k_tiles;
-    const GroupRows rows = rows_of(ends, g);
     Sum sums[Warp::kSums];
 #pragma unroll
     for (int i = 0; i < Warp::kSums; ++i) sums[i] = 0;
@@ -62,12 +114,12 @@ __global__ __launch_bounds__(Tile::kThreads,
                             p.gy_stride[0], p.outer - m0, call.gy_wide};
       tile_product<Tile, A, B>(left, right, rows.end - rows.begin, work, sums);
     }
-    const int64_t to = g * p.out_stride[0] + out_b * p.out_stride[1];
+    const Target to = target_of<T, Warp::kRun>(call, rows, out_b);
     Warp::template each<A>(lane, sums, [&](int row, int column, const Sum* run) {
       const int64_t k = k0 + warp_m + row, m = m0 + warp_n + column;
       if (k >= p.inner || m >= p.outer) return;
       const int count = static_cast<int>(p.outer - m < Warp::kRun ? p.outer - m : Warp::kRun);
-      store_either<T, Warp::kRun>(p.out, to + k * p.out_stride[2] + m, same, run, count, call.out_wide);
+      store_either<T, Warp::kRun>(to.data, to.at + k * to.line + m, to.same, run, count, to.wide);
     });
   }
 }
@@ -94,7 +146,7 @@ __global__ __launch_bounds__(kShortThreads,
                                                    : 3)) void wgrad_short_sm80(const __grid_constant__ WgradCall call) {
   constexpr int kRun = WgradShortWork<T>::kRun, kStages = WgradShortWork<T>::kStages, kWarps = kShortThreads / 32;
   constexpr int kPartial = kShortWidth * kRun * 32;
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_DYNAMIC_SHARED(shared);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   WgradShortWork<T>& work = reinterpret_cast<WgradShortWork<T>*>(shared)[warp];
   T* partial = reinterpret_cast<T*>(shared + sizeof(WgradShortWork<T>) * kWarps);  // sums of two warps
@@ -283,23 +335,25 @@ constexpr int kThinSide = 4;  // each thread sums a block of this many K by this
 // Few K and M: lanes lie along B, and along the blocks of each matrix, so that a warp streams whole lines of rows; the
 // rows of a group are shared out over the block's warps, whose sums are added in order.
 template <class T>
-__global__ __launch_bounds__(kThinThreads) void wgrad_thin_sm80(const __grid_constant__ WgradCall call) {
+__global__ __launch_bounds__(kThinThreads, least_blocks(sizeof(T) == 4 ? 3 : 1)) void wgrad_thin_sm80(
+    const __grid_constant__ WgradCall call) {
   constexpr int kChunk = 16 / static_cast<int>(sizeof(T)), kUnroll = 4, kWarps = kThinThreads / 32;
   constexpr int kSums = kThinSide * kThinSide;
-  __shared__ T partial[kWarps][kSums][33];
-  extern __shared__ __align__(16) unsigned char shared[];
+  MG_SHARED T partial[kWarps][kSums][33];
+  MG_DYNAMIC_SHARED(shared);
   int32_t* room = reinterpret_cast<int32_t*>(shared);
   const mg_grouped_mm_wgrad_problem& p = call.p;
-  const auto ends = group_ends(p.groups, p.rows, room);
+  const RowParts parts = parts_of(call, room);
+  if (call.piece_rows > 0) let_next_start();
 
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int parts = call.k_tiles * call.m_tiles;
-  const bool same = p.out_dtype == p.dtype;
-  for (int64_t t = blockIdx.x; t < call.tiles; t += gridDim.x) {
-    const int64_t g = t / call.tiles_each, first = (t - g * call.tiles_each) * 32;
-    const GroupRows group = rows_of(ends, g);
-    const int64_t along = first + lane, b = along / parts;
-    const int part = static_cast<int>(along % parts);
+  const int blocks = call.k_tiles * call.m_tiles;  // of one matrix
+  for (int64_t t = blockIdx.x; t < parts.count() * call.tiles_each; t += gridDim.x) {
+    const int32_t index = static_cast<int32_t>(t / call.tiles_each);
+    const int64_t first = (t - index * call.tiles_each) * 32;
+    const RowPart rows = parts[index];
+    const int64_t along = first + lane, b = along / blocks;
+    const int part = static_cast<int>(along % blocks);
     const int64_t k0 = part / call.m_tiles * kThinSide, m0 = part % call.m_tiles * kThinSide;
     const int height = static_cast<int>(p.inner - k0 < kThinSide ? p.inner - k0 : kThinSide);
     const int width = static_cast<int>(p.outer - m0 < kThinSide ? p.outer - m0 : kThinSide);
@@ -309,10 +363,10 @@ __global__ __launch_bounds__(kThinThreads) void wgrad_thin_sm80(const __grid_con
 #pragma unroll
       for (int j = 0; j < kThinSide; ++j) sums[i][j] = 0;
     if (b < p.batch) {
-      const int64_t start = group.begin + warp;
+      const int64_t start = rows.begin + warp;
       const T* x = static_cast<const T*>(p.x) + start * p.x_stride[0] + b * p.x_stride[1] + k0;
       const T* gy = static_cast<const T*>(p.gy) + start * p.gy_stride[0] + b * p.gy_stride[1] + m0;
-      for (int n = group.begin + warp; n < group.end; n += kUnroll * kWarps) {
+      for (int n = rows.begin + warp; n < rows.end; n += kUnroll * kWarps) {
         T left[kUnroll][kThinSide], right[kUnroll][kThinSide];
         const auto load = [&](T* to, const T* line, bool inside, bool wide, int length) {
           if (wide) {
@@ -326,7 +380,7 @@ __global__ __launch_bounds__(kThinThreads) void wgrad_thin_sm80(const __grid_con
         };
 #pragma unroll
         for (int u = 0; u < kUnroll; ++u) {
-          const bool inside = n + u * kWarps < group.end;
+          const bool inside = n + u * kWarps < rows.end;
           load(left[u], x + u * kWarps * p.x_stride[0], inside, call.x_wide, height);
           load(right[u], gy + u * kWarps * p.gy_stride[0], inside, call.gy_wide, width);
         }
@@ -347,21 +401,52 @@ __global__ __launch_bounds__(kThinThreads) void wgrad_thin_sm80(const __grid_con
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < 32 * kSums; i += kThinThreads) {
       const int at = i / kSums, of = i % kSums;
-      const int64_t owner = first + at, out_b = owner / parts;
-      const int its = static_cast<int>(owner % parts);
+      const int64_t owner = first + at, out_b = owner / blocks;
+      const int its = static_cast<int>(owner % blocks);
       const int64_t k = its / call.m_tiles * kThinSide + of / kThinSide;
       const int64_t m = its % call.m_tiles * kThinSide + of % kThinSide;
       if (out_b >= p.batch || k >= p.inner || m >= p.outer) continue;
       T sum = partial[0][of][at];
 #pragma unroll
       for (int other = 1; other < kWarps; ++other) sum += partial[other][of][at];
-      const int64_t to = g * p.out_stride[0] + out_b * p.out_stride[1] + k * p.out_stride[2] + m;
-      if (same)
-        static_cast<T*>(p.out)[to] = sum;
-      else
-        static_cast<float*>(p.out)[to] = static_cast<float>(sum);
+      const Target to = target_of<T, 1>(call, rows, out_b);
+      store_one<T>(to.data, to.at + k * to.line + m, to.same, sum);
     }
     __syncthreads();
+  }
+}
+
+constexpr int kJoinThreads = 256;
+
+// Adds up the pieces of each group that is cut, in their order; a thread for each element of its matrices.
+template <class T>
+__global__ __launch_bounds__(kJoinThreads) void wgrad_join_sm80(const __grid_constant__ WgradCall call) {
+  using Sum = typename SumOf<T>::type;
+  constexpr int kTogether = 8;  // loads on their way
+  MG_DYNAMIC_SHARED(shared);
+  const mg_grouped_mm_wgrad_problem& p = call.p;
+  const RowParts parts = parts_of(call, reinterpret_cast<int32_t*>(shared));
+  wait_for_previous();
+  const int64_t elements = (p.sum_batch ? 1 : p.batch) * p.inner * p.outer;
+  const int64_t blocks_each = (elements + kJoinThreads - 1) / kJoinThreads, blocks = parts.groups_cut() * blocks_each;
+  for (int64_t t = blockIdx.x; t < blocks; t += gridDim.x) {
+    const int32_t index = static_cast<int32_t>(t / blocks_each);
+    const int64_t element = (t - index * blocks_each) * kJoinThreads + threadIdx.x;
+    if (element >= elements) continue;
+    const int32_t g = parts.cut_group(index), begin = parts.begin_of(g);
+    const int32_t pieces = pieces_of(begin, parts.ends[g], parts.height);
+    const Sum* from = static_cast<const Sum*>(call.sums) + multiples_before(begin, parts.height) * elements + element;
+    Sum sum = 0;
+    for (int32_t i = 0; i < pieces; i += kTogether, from += kTogether * elements) {
+      Sum values[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) values[j] = i + j < pieces ? __ldcs(from + j * elements) : Sum(0);
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) sum += values[j];
+    }
+    const int64_t line = element / p.outer, m = element - line * p.outer, b = line / p.inner, k = line - b * p.inner;
+    store_one<T>(p.out, g * p.out_stride[0] + b * p.out_stride[1] + k * p.out_stride[2] + m, p.out_dtype == p.dtype,
+                 sum);
   }
 }
 
