@@ -62,7 +62,7 @@ def implementation(
 def of_backend(
     op: str, leaf: Callable[..., None], device: torch.device, name: str
 ) -> Callable[..., None] | None:
-    """The same where a backend computes it, with any leaf that ends in precision and kernel; None elsewhere."""
+    """The same where a backend computes it, with any leaf that ends in precision, kernel; None elsewhere."""
     if name or not _choice.environment():
         # The way of nearly every call, without the words that `route` finds for `explain`.
         kernel = name or get_accelerator(device).get_property(op) or ""
