@@ -80,7 +80,7 @@ def activated(
     how: Activation,
     options: dict[str, Any],
 ) -> torch.Tensor | None:
-    """``act(rows @ w[e] + bias[e])`` [P, I] of a backend, which may keep no product; None where there is none.
+    """``act(rows @ w[e] + bias[e])`` [P, I] of a backend; None where there is none.
 
     Rounded once where one kernel computes both. Without derivatives: see ``_direct.possible``.
     """
