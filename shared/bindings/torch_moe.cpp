@@ -1,7 +1,7 @@
 // The leaf operators around the products of a mixture-of-experts layer, as torch_stable.cpp has those of the products.
 #include <torch/csrc/stable/library.h>
 
-#include "bindings/torch_services.h"
+#include "bindings/torch_products.h"
 #include "multigemm/abi_moe.h"
 
 namespace {
@@ -73,6 +73,8 @@ class Call {
     expect(t->is_contiguous() && t->scalar_type() == dtype, name);
     return data;
   }
+
+  const Services& services() const { return services_; }
 
   void finish(int32_t status, const char* op, int64_t tokens, int64_t experts) const {
     STD_TORCH_CHECK(status == MG_OK, "multigemm: ", op, " failed with ", MG_NAME(mg_last_error)(), " (",
@@ -224,6 +226,26 @@ void activate(Tensor h, Tensor permutation, Tensor ends, std::optional<Tensor> w
   call.finish(MG_NAME(mg_moe_activate)(&p), "moe_activate", p.tokens, p.experts);
 }
 
+// [N, K] by [G, K, 2 I or I], then the activation -> [N, I], contiguous. Places are those of slots, one for each row.
+void up(Tensor x, Tensor w, Tensor ends, std::optional<Tensor> bias, Tensor out, int64_t kind, bool gated,
+        bool interleaved, double alpha, double limit, std::string precision, std::string implementation) {
+  const Call call(x, 1);
+  mg_moe_activate_problem p{};
+  call.begin(p, x.size(0), ends.size(0));
+  p.width = out.size(out.dim() - 1);
+  p.dtype = float_of("x", x);
+  p.ends = call.places("ends", ends, p.experts);
+  p.out = call.packed("out", out, x.size(0), p.width, x.scalar_type());
+  p.alpha = alpha;
+  p.limit = limit;
+  p.activation = static_cast<int32_t>(kind);
+  p.gated = gated;
+  p.interleaved = interleaved;
+  const mg_grouped_mm_problem product =
+      multigemm::product_of(call.services(), x, w, ends, true, bias, precision, implementation);
+  call.finish(MG_NAME(mg_moe_up)(&product, &p), "moe_up", p.tokens, p.experts);
+}
+
 void activate_backward(Tensor grad, Tensor h, Tensor permutation, Tensor ends, std::optional<Tensor> weights,
                        Tensor grad_h, std::optional<Tensor> grad_weights, std::optional<Tensor> out, int64_t k,
                        int64_t kind, bool gated, bool interleaved, double alpha, double limit) {
@@ -249,5 +271,6 @@ STABLE_TORCH_LIBRARY_IMPL(multigemm, CPU, m) {
   m.impl("native_moe_spread", TORCH_BOX(&spread));
   m.impl("native_moe_collect", TORCH_BOX(&collect));
   m.impl("native_moe_activate", TORCH_BOX(&activate));
+  m.impl("native_moe_up", TORCH_BOX(&up));
   m.impl("native_moe_activate_backward", TORCH_BOX(&activate_backward));
 }

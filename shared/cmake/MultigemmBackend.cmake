@@ -24,6 +24,7 @@ set(MULTIGEMM_CUDA_SOURCES
   kernels/grouped_mm/rows_sm90.cu
   kernels/grouped_mm/wgrad_sm80.cu
   kernels/grouped_mm/wgrad_sm90.cu
+  kernels/moe/up_sm90.cu
 )
 
 # What every GPU backend is built of, beside one vendor's BLAS and the kernels of one architecture.

@@ -1,6 +1,8 @@
 // The C entry points of the mixture-of-experts kernels: checks, empty cases, then the device's own launch.
 #include "launch/moe.h"
 
+#include "launch/checks.h"
+#include "launch/grouped_mm.h"
 #include "runtime/status.h"
 
 namespace multigemm {
@@ -74,7 +76,7 @@ void check_rows(const mg_moe_rows_problem* p) {
   check_there("ends", p->ends);
 }
 
-void check_activate(const mg_moe_activate_problem* p) {
+void check_activate(const mg_moe_activate_problem* p, bool reads_h = true) {
   check_common(p);
   check_range("width", p->width, 1, INT64_MAX);
   check_float("dtype", p->dtype);
@@ -82,12 +84,33 @@ void check_activate(const mg_moe_activate_problem* p) {
   if (p->activation == MG_MOE_CLAMPED && !p->gated) refuse("the clamped activation needs a gate");
   if (p->interleaved && !p->gated) refuse("columns can alternate only where there is a gate");
   if (p->tokens == 0) return;
-  check_there("h", p->h);
-  check_there("permutation", p->permutation);
+  if (reads_h) check_there("h", p->h);
+  if (p->weights) check_there("permutation", p->permutation);
   check_there("ends", p->ends);
 }
 
+// Whether one is of the other's result.
+void check_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& a) {
+  mg_grouped_mm_problem p = product;
+  p.out = a.out;  // the check asks for one
+  check(&p);
+  if (p.rows != a.tokens * a.top_k || p.outer != a.width * (a.gated ? 2 : 1) || p.batch != 1 || p.dtype != a.dtype ||
+      p.out_dtype != a.dtype || p.device != a.device || p.stream != a.stream)
+    refuse("the activation is not of what the product gives");
+}
+
 }  // namespace
+
+void run_apart(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation, void* h) {
+  mg_grouped_mm_problem p = product;
+  mg_moe_activate_problem a = activation;
+  a.h = p.out = h;
+  p.out_stride[0] = p.out_stride[1] = p.outer;
+  p.out_stride[2] = 1;
+  run(p);
+  run_activate(a);
+}
+
 }  // namespace multigemm
 
 using namespace multigemm;
@@ -134,10 +157,22 @@ extern "C" int32_t MG_NAME(mg_moe_activate)(const mg_moe_activate_problem* probl
   });
 }
 
+extern "C" int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation) {
+  return guarded([&] {
+    check_there("product", product);
+    check_activate(activation, false);
+    check_up(*product, *activation);
+    if (activation->tokens == 0) return;
+    check_there("out", activation->out);
+    run_up(*product, *activation);
+  });
+}
+
 extern "C" int32_t MG_NAME(mg_moe_activate_backward)(const mg_moe_activate_problem* problem) {
   return guarded([&] {
     check_activate(problem);
     if (problem->tokens == 0) return;
+    check_there("permutation", problem->permutation);
     check_there("grad", problem->grad);
     check_there("grad_h", problem->grad_h);
     run_activate_backward(*problem);

@@ -12,6 +12,10 @@ void run_route_backward(const mg_moe_route_problem& p);
 void run_spread(const mg_moe_rows_problem& p);
 void run_collect(const mg_moe_rows_problem& p);
 void run_activate(const mg_moe_activate_problem& p);
+void run_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation);  // keeps no h
 void run_activate_backward(const mg_moe_activate_problem& p);
+
+// One after the other, with h [T k, 2 I or I] between them, contiguous.
+void run_apart(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation, void* h);
 
 }  // namespace multigemm

@@ -2,6 +2,7 @@
 #include "kernels/moe/activate.cuh"
 #include "kernels/moe/route.cuh"
 #include "kernels/moe/rows.cuh"
+#include "launch/checks.h"
 #include "launch/moe.h"
 
 namespace multigemm {
@@ -39,6 +40,12 @@ void run_collect(const mg_moe_rows_problem& p) {
 void run_activate(const mg_moe_activate_problem& p) {
   const Host host(p.host, 8 * size_of(p.tokens * p.top_k, p.width));
   check_host(moe::launch_activate(p, {&host}));
+}
+
+void run_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation) {
+  const Host host(product.host, 0);
+  const Workspace h(host, product.rows * product.outer * dtype_bytes(product.dtype));
+  run_apart(product, activation, h.at<void>(0));
 }
 
 void run_activate_backward(const mg_moe_activate_problem& p) {

@@ -1,5 +1,8 @@
 // The mixture-of-experts kernels on a GPU: device guard, workspace, launch on the caller's stream.
 #include "kernels/moe/moe.h"
+#include "kernels/moe/up_gpu.h"
+#include "launch/checks.h"
+#include "launch/device_groups.h"
 #include "launch/moe.h"
 #include "runtime/device.h"
 
@@ -34,6 +37,20 @@ void run_activate(const mg_moe_activate_problem& given) {
   const DeviceGuard guard(given.device);
   const mg_moe_activate_problem p = on_its_stream(given);
   check_gpu(moe::activate_rows(p, p.stream), "launching moe_activate");
+}
+
+void run_up(const mg_grouped_mm_problem& given, const mg_moe_activate_problem& activation) {
+  const DeviceFacts& device = device_facts(given.device);
+  const DeviceGuard guard(given.device);
+  mg_grouped_mm_problem p = on_its_stream(given);
+  const bool left_to_us = p.implementation == MG_AUTO || p.implementation == MG_NATIVE;
+  if (!left_to_us || !moe::up_refusal(p, activation, device).empty()) {
+    const DeviceMemory h(p.host, p.stream, p.rows * p.outer * dtype_bytes(p.dtype));
+    return run_apart(given, activation, h.as<void>());
+  }
+  const DeviceGroups groups(p.groups, p.rows, 1, true, p.host, p.stream);
+  p.groups = groups.get();
+  check_gpu(moe::launch_up(p, activation, device, p.stream), "launching moe_up");
 }
 
 void run_activate_backward(const mg_moe_activate_problem& given) {

@@ -78,7 +78,8 @@ typedef struct mg_moe_rows_problem {
   const mg_host* host;
 } mg_moe_rows_problem;
 
-/* mg_moe_activate: out[p] = weight(p) act(h[p]), h [T k, 2 I or I] and out [T k, I], both contiguous.
+/* mg_moe_activate: out[p] = weight(p) act(h[p]), h [T k, 2 I or I] and out [T k, I], both contiguous; `permutation` may
+ * be null where `weights` is.
  * mg_moe_activate_backward: grad [T k, I] -> grad_h, grad_weights [T, k] (wide, may be null) and, where it is not null,
  * `out` again. Places from ends[E - 1] on get zeros. */
 typedef struct mg_moe_activate_problem {
@@ -113,6 +114,9 @@ MG_EXPORT int32_t MG_NAME(mg_moe_route_backward)(const mg_moe_route_problem* pro
 MG_EXPORT int32_t MG_NAME(mg_moe_spread)(const mg_moe_rows_problem* problem);
 MG_EXPORT int32_t MG_NAME(mg_moe_collect)(const mg_moe_rows_problem* problem);
 MG_EXPORT int32_t MG_NAME(mg_moe_activate)(const mg_moe_activate_problem* problem);
+/* The activation of a product, h being the product's result, which is kept nowhere: product.out and activation.h are not
+ * read. One kernel may compute both, and rounds once less then. */
+MG_EXPORT int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation);
 MG_EXPORT int32_t MG_NAME(mg_moe_activate_backward)(const mg_moe_activate_problem* problem);
 
 #ifdef __cplusplus

@@ -8,7 +8,8 @@
 // its other side, which goes in steps of 8. A group is cut in tiles of nearly equal height, so few rows are padding,
 // whatever the sizes are. One persistent launch: a warp copies tiles to shared memory, two warpgroups multiply, each
 // for 64 of the block's 128 columns. Two blocks of a cluster may take neighbouring columns and share the rows of x, or
-// several may share one tile along K.
+// several may share one tile along K. Arguments with two matrices per group (moe/gate_sm90.cuh) multiply both with the
+// same rows of x, in tiles of half the height, and bring their own `finish`.
 #pragma once
 
 #include <cuda.h>
@@ -51,6 +52,7 @@ constexpr int kBandTiles = 8;
 constexpr int kMostSplitRows = 32;  // of a tile whose sums fit the slabs
 
 struct RowsArguments {
+  static constexpr int kMatrices = 1;  // of w that a tile is multiplied with
   CUtensorMap w_map;
   CUtensorMap x_maps[kXBoxes];
   mg_groups groups;
@@ -221,8 +223,8 @@ MG_DEVICE uint64_t descriptor(uint32_t address) {
   return uint64_t{1} << 62 | uint64_t{64} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
 
-// sums += one tile's product along `steps` stages.
-template <class Half, Major kMajor, int kRows>
+// sums = one tile's product along `steps` stages; those of the second matrix follow kMostSums / 2 after the first's.
+template <class Half, Major kMajor, int kMatrices, int kRows>
 MG_DEVICE void multiply_tile(RowsShared& s, Ring& ring, uint32_t stages_at, int consumer, int steps, int sharers,
                              float* sums) {
   using P = Product<Half, kRows, kMajor>;
@@ -233,11 +235,14 @@ MG_DEVICE void multiply_tile(RowsShared& s, Ring& ring, uint32_t stages_at, int 
   for (int step = 0; step < steps; ++step) {
     Barrier::wait(&s.full[ring.stage], ring.phase);
     const uint32_t at = stages_at + ring.stage * ring.stage_bytes;
-    const uint64_t w = descriptor(at + consumer * (kWBytes / 2)), x = descriptor(at + kWBytes);
+    const uint64_t w = descriptor(at + consumer * (kWBytes / 2)), x = descriptor(at + kMatrices * kWBytes);
     cute::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < kDepth / 16; ++k) {
-      multiply<P>(w + k * kAStep, x + k * 2, sums, scale, std::make_index_sequence<kRows / 2>());
+#pragma unroll
+      for (int i = 0; i < kMatrices; ++i)
+        multiply<P>(w + i * (kWBytes / 16) + k * kAStep, x + k * 2, sums + i * (kMostSums / 2), scale,
+                    std::make_index_sequence<kRows / 2>());
       scale = ScaleOut::One;
     }
     cute::warpgroup_commit_batch();
@@ -252,11 +257,14 @@ MG_DEVICE void multiply_tile(RowsShared& s, Ring& ring, uint32_t stages_at, int 
   release_stage(s, previous, sharers);
 }
 
-template <class Half, Major kMajor>
+template <class Half, Major kMajor, int kMatrices>
 MG_DEVICE void multiply_tile(int rows, RowsShared& s, Ring& ring, uint32_t stages_at, int consumer, int steps,
                              int sharers, float* sums) {
-#define MG_SM90_CASE(N) \
-  case N / 8: multiply_tile<Half, kMajor, N>(s, ring, stages_at, consumer, steps, sharers, sums); break;
+#define MG_SM90_CASE(N)                                                                              \
+  case N / 8:                                                                                        \
+    if constexpr (N * kMatrices <= kMostRows)                                                        \
+      multiply_tile<Half, kMajor, kMatrices, N>(s, ring, stages_at, consumer, steps, sharers, sums); \
+    break;
   switch (rows / 8) {
     MG_SM90_CASE(8)
     MG_SM90_CASE(16)
@@ -408,10 +416,22 @@ MG_DEVICE void store_tile(const RowsArguments& a, RowsShared& s, const Tile& til
   }
 }
 
-// The copying warp: fills stages in the order in which the warpgroups read them.
+// One stage's part of a matrix of w.
 template <Major kMajor>
-MG_DEVICE void copy_tiles(const RowsArguments& a, RowsShared& s, Ring ring, unsigned char* stages, uint32_t tiles,
-                          int rank, int step_begin, int step_end) {
+MG_DEVICE void copy_w(const CUtensorMap& map, uint64_t* full, uint64_t hint, unsigned char* to, int k,
+                      const Tile& tile) {
+  if (kMajor == Major::K) {
+    cute::SM90_TMA_LOAD_3D::copy(&map, full, hint, to, k, tile.column, tile.group);
+  } else {
+    cute::SM90_TMA_LOAD_3D::copy(&map, full, hint, to, tile.column, k, tile.group);
+    cute::SM90_TMA_LOAD_3D::copy(&map, full, hint, to + kWBytes / 2, tile.column + 64, k, tile.group);
+  }
+}
+
+// The copying warp: fills stages in the order in which the warpgroups read them.
+template <Major kMajor, class Arguments>
+MG_DEVICE void copy_tiles(const Arguments& a, RowsShared& s, Ring ring, unsigned char* stages, uint32_t tiles, int rank,
+                          int step_begin, int step_end) {
   const int sharers = a.split ? 1 : a.cluster;
   const bool elected = cute::elect_one_sync();
   for (uint32_t index = blockIdx.x / a.cluster; index < tiles; index += gridDim.x / a.cluster) {
@@ -429,15 +449,12 @@ MG_DEVICE void copy_tiles(const RowsArguments& a, RowsShared& s, Ring ring, unsi
       Barrier::wait(&s.empty[ring.stage], ring.phase ^ 1);
       uint64_t* full = &s.full[ring.stage];
       unsigned char* to = stages + ring.stage * ring.stage_bytes;
-      Barrier::arrive_and_expect_tx(full, static_cast<uint32_t>(kWBytes + tile.rows * kRowBytes));
+      Barrier::arrive_and_expect_tx(full,
+                                    static_cast<uint32_t>(Arguments::kMatrices * kWBytes + tile.rows * kRowBytes));
       const int k = step * kDepth;
-      if (kMajor == Major::K) {
-        cute::SM90_TMA_LOAD_3D::copy(&a.w_map, full, w_hint, to, k, tile.column, tile.group);
-      } else {
-        cute::SM90_TMA_LOAD_3D::copy(&a.w_map, full, w_hint, to, tile.column, k, tile.group);
-        cute::SM90_TMA_LOAD_3D::copy(&a.w_map, full, w_hint, to + kWBytes / 2, tile.column + 64, k, tile.group);
-      }
-      to += kWBytes;
+      copy_w<kMajor>(a.w_map, full, w_hint, to, k, tile);
+      if constexpr (Arguments::kMatrices == 2) copy_w<kMajor>(a.second_map, full, w_hint, to + kWBytes, k, tile);
+      to += Arguments::kMatrices * kWBytes;
       int row = first;
       for (int box = 0, height = 64; box < kXBoxes; ++box, height /= 2) {
         for (; last - row >= height; row += height) {
@@ -465,8 +482,33 @@ MG_DEVICE void clear_rest(const RowsArguments& a, int64_t begin, int thread, int
   }
 }
 
-template <class Half, Major kMajor>
-__global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__ RowsArguments a) {
+// The thread's biases of a matrix.
+template <class Half>
+MG_DEVICE void read_bias(const RowsArguments& a, const void* data, const Tile& tile, int consumer, float* bias) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = 0; i < 2; ++i) {
+    const int64_t m = tile.column + consumer * 64 + warp * 16 + lane / 4 + i * 8;
+    bias[i] = 0.0f;
+    if (data != nullptr && m < a.outer)
+      bias[i] = static_cast<float>(static_cast<const Half*>(data)[tile.group * a.bias_stride_g + m * a.bias_stride_m]);
+  }
+}
+
+// From sums to out.
+template <class Half>
+MG_DEVICE void finish(const RowsArguments& a, RowsShared& s, const Tile& tile, int consumer, const float* bias,
+                      int rank, uint32_t& phase, float* sums) {
+  if (a.split) {
+    float joined[kMostSplitRows / 2];
+    if (join_sums(a, s, consumer, tile.rows, rank, phase, sums, joined))
+      store_tile<Half, kMostSplitRows>(a, s, tile, consumer, bias, joined);
+  } else {
+    store_tile<Half, kMostRows>(a, s, tile, consumer, bias, sums);
+  }
+}
+
+template <class Half, Major kMajor, class Arguments>
+__global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) unsigned char memory[];
   RowsShared& s = *reinterpret_cast<RowsShared*>(memory + a.stage_room);
   const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
@@ -488,7 +530,7 @@ __global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__
 
   const uint32_t tiles = static_cast<uint32_t>(s.tiles[groups - 1]) * static_cast<uint32_t>(a.column_tiles);
   Ring ring;
-  ring.stage_bytes = kWBytes + s.tallest * kRowBytes;
+  ring.stage_bytes = Arguments::kMatrices * kWBytes + s.tallest * kRowBytes;
   ring.stages = min(kMostStages, a.stage_room / ring.stage_bytes);
   int step_begin = 0, step_end = a.depth_steps;
   if (a.split) {
@@ -503,29 +545,18 @@ __global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__
       clear_rest(a, s.ends[groups - 1], static_cast<int>(threadIdx.x) - 32, 96);
   } else {
     cutlass::arch::warpgroup_reg_alloc<232>();
-    const int consumer = warp / 4 - 1, lane = static_cast<int>(threadIdx.x) % 32;
+    const int consumer = warp / 4 - 1;
     const uint32_t stages_at = cute::cast_smem_ptr_to_uint(memory);
     uint32_t phase = 0;
     for (uint32_t index = blockIdx.x / a.cluster; index < tiles; index += gridDim.x / a.cluster) {
       const Tile tile = find_tile(a, s, index, rank);
       float sums[kMostSums];
-      float bias[2] = {0.0f, 0.0f};
-      if (a.bias != nullptr) {
-        for (int i = 0; i < 2; ++i) {
-          const int64_t m = tile.column + consumer * 64 + warp % 4 * 16 + lane / 4 + i * 8;
-          if (m < a.outer)
-            bias[i] = static_cast<float>(
-                static_cast<const Half*>(a.bias)[tile.group * a.bias_stride_g + m * a.bias_stride_m]);
-        }
-      }
-      multiply_tile<Half, kMajor>(tile.rows, s, ring, stages_at, consumer, step_end - step_begin, sharers, sums);
-      if (a.split) {
-        float joined[kMostSplitRows / 2];
-        if (join_sums(a, s, consumer, tile.rows, rank, phase, sums, joined))
-          store_tile<Half, kMostSplitRows>(a, s, tile, consumer, bias, joined);
-      } else {
-        store_tile<Half, kMostRows>(a, s, tile, consumer, bias, sums);
-      }
+      float bias[2 * Arguments::kMatrices];
+      read_bias<Half>(a, a.bias, tile, consumer, bias);
+      if constexpr (Arguments::kMatrices == 2) read_bias<Half>(a, a.second_bias, tile, consumer, bias + 2);
+      multiply_tile<Half, kMajor, Arguments::kMatrices>(tile.rows, s, ring, stages_at, consumer, step_end - step_begin,
+                                                        sharers, sums);
+      finish<Half>(a, s, tile, consumer, bias, rank, phase, sums);
     }
   }
   __syncwarp();

@@ -20,7 +20,7 @@ from .. import _dispatch
 from .._checks import _autocast_dtype
 from ..ops import grouped_mm
 from ..ops._direct import possible
-from . import _composed, _product, _routing  # noqa: F401  # _product defines an operator
+from . import _composed, _product, _routing
 from ._composed import Activation, Places
 from ._config import MoEConfig
 from ._experts import MultigemmMoE
@@ -203,13 +203,15 @@ class NativeMoE(MultigemmMoE):
             logits, correction, experts, weights, permutation, inverse, ends, rows_of(x), rows, int(sigmoid),
             renormalize, groups, top_groups, int(best), scale,
         )  # fmt: skip
-        h = grouped_mm(rows, gate_up_proj, offsets=ends, bias=gate_up_proj_bias, **options)
-        if kind != _composed.wide(h.dtype):
-            weights = weights.to(_composed.wide(h.dtype))
-        early, late = (weights, None) if down_proj_bias is None else (None, weights)
-        a = h.new_empty((slots, c.intermediate_size))
-        _ops.native_moe_activate.default(h, permutation, ends, early, a, k, *self._activation)
+        if kind != _composed.wide(rows.dtype):
+            weights = weights.to(_composed.wide(rows.dtype))
+        a = _product.activated(rows, gate_up_proj, ends, gate_up_proj_bias, self._activation, options)
+        if a is None:  # the products are not a backend's
+            h = grouped_mm(rows, gate_up_proj, offsets=ends, bias=gate_up_proj_bias, **options)
+            a = h.new_empty((slots, c.intermediate_size))
+            _ops.native_moe_activate.default(h, permutation, ends, None, a, k, *self._activation)
         rows = grouped_mm(a, down_proj, offsets=ends, bias=down_proj_bias, **options)
         y = rows.new_empty((tokens, rows.shape[1]), dtype=c.output_dtype or rows.dtype)
-        _ops.native_moe_collect.default(rows, inverse, ends, late, None, y, k)
+        # The combination weighs: no gradient asks for the second product without its weights.
+        _ops.native_moe_collect.default(rows, inverse, ends, weights, None, y, k)
         return y

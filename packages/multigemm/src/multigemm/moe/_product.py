@@ -1,4 +1,4 @@
-"""The first product of the layer together with the gather before it.
+"""The first product of the layer together with the gather before it, or with the activation after it.
 
     h[p] = x[permutation[p] // k] @ w[e] + bias[e],   e the expert of place p
 
@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from .. import _checks
+from ..ops import _route
 from ..ops._library import LIB, Function, register_fake
-from ._composed import Places
+from ._composed import Activation, Places
 from ._operators import PLACES, slices
 
 LIB.define(f"moe_up(Tensor x, Tensor w, Tensor? bias, {PLACES}, str precision, str implementation) -> Tensor")
@@ -68,6 +70,28 @@ class _Up(Function):
             rows = _ops.grouped_mm(gh, w.mT, ends, True, None, None, *ctx.options)
             gx = _ops.moe_collect(rows, None, None, *places, ctx.dtype)
         return gx, gw, gbias, *(None,) * 6
+
+
+def activated(
+    rows: torch.Tensor,
+    w: torch.Tensor,
+    ends: torch.Tensor,
+    bias: torch.Tensor | None,
+    how: Activation,
+    options: dict[str, Any],
+) -> torch.Tensor | None:
+    """``act(rows @ w[e] + bias[e])`` [P, I] of a backend; None where there is none.
+
+    Rounded once where one kernel computes both. Without derivatives: see ``_direct.possible``.
+    """
+    precision, name = options["precision"], options["implementation"]
+    _checks.grouped_mm(rows, w, ends, True, bias, None, precision, name)
+    run = _route.of_backend("grouped_mm", _ops.native_moe_up.default, rows.device, name or "")
+    if run is None:
+        return None
+    out = rows.new_empty((rows.shape[0], w.shape[-1] // (2 if how.gated else 1)))
+    run(rows, w, ends, bias, out, *how, precision or "")
+    return out
 
 
 LIB.impl("moe_up", _up, "CompositeExplicitAutograd")

@@ -51,6 +51,10 @@ LIB.define(
     f"{_MOE_ACTIVATION}) -> ()"
 )
 LIB.define(
+    "native_moe_up(Tensor x, Tensor w, Tensor ends, Tensor? bias, Tensor(a!) out, int kind, bool gated, "
+    "bool interleaved, float alpha, float limit, str precision, str implementation) -> ()"
+)
+LIB.define(
     "native_moe_activate_backward(Tensor grad, Tensor h, Tensor permutation, Tensor ends, Tensor? weights, "
     f"Tensor(a!) grad_h, Tensor(b!)? grad_weights, Tensor(c!)? out, {_MOE_ACTIVATION}) -> ()"
 )

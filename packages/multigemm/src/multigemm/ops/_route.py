@@ -48,19 +48,28 @@ def implementation(
     op: str, leaf: Callable[..., None], device: torch.device, name: str
 ) -> Callable[..., None]:
     """The function to call with ``(*operands, out, precision)``."""
+    native = of_backend(op, leaf, device, name)
+    if native is not None:
+        return native
+    found = route(op, device, name)
+    if found.kind == "reference":
+        function: Callable[..., None] = getattr(_reference, op)
+        return function
+    third: Callable[..., None] = getattr(_choice.third_party(found.choice.name), op)
+    return third
+
+
+def of_backend(
+    op: str, leaf: Callable[..., None], device: torch.device, name: str
+) -> Callable[..., None] | None:
+    """The same where a backend computes it, with any leaf that ends in precision, kernel; None elsewhere."""
     if name or not _choice.environment():
         # The way of nearly every call, without the words that `route` finds for `explain`.
         kernel = name or get_accelerator(device).get_property(op) or ""
         if kernel in _BY_BACKEND and _dispatch.backend_for(device.type) is not None:
             return _native(op, leaf, kernel)
     found = route(op, device, name)
-    if found.kind == "backend":
-        return _native(op, leaf, found.choice.name)
-    if found.kind == "reference":
-        function: Callable[..., None] = getattr(_reference, op)
-        return function
-    third: Callable[..., None] = getattr(_choice.third_party(found.choice.name), op)
-    return third
+    return _native(op, leaf, found.choice.name) if found.kind == "backend" else None
 
 
 def _native(op: str, leaf: Callable[..., None], kernel: str) -> Callable[..., None]:

@@ -1,0 +1,59 @@
+// Instances and launch of the Hopper kernel of an expert's first product with its activation.
+#include "kernels/moe/up_sm90.h"
+
+#include "kernels/grouped_mm/launch_sm90.h"
+#include "kernels/grouped_mm/rows_sm90.h"
+#include "kernels/moe/up_sm90.cuh"
+
+namespace multigemm {
+namespace {
+
+// One of the two products: of the gates, or of the ups.
+mg_grouped_mm_problem half_of(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, bool second) {
+  mg_grouped_mm_problem half = p;
+  half.outer = p.outer / 2;
+  half.out = activation.out;
+  half.out_dtype = activation.dtype;
+  half.out_stride[0] = activation.width;
+  half.out_stride[1] = activation.width;
+  half.out_stride[2] = 1;
+  const int64_t first = !second ? 0 : activation.interleaved ? 1 : half.outer;
+  const auto moved = [&](const void* data, int64_t stride) {
+    return data ? static_cast<const uint16_t*>(data) + first * stride : nullptr;
+  };
+  half.w = moved(p.w, p.w_stride[3]);
+  half.bias = moved(p.bias, p.bias_stride[2]);
+  if (activation.interleaved) {
+    half.w_stride[3] *= 2;
+    half.bias_stride[2] *= 2;
+  }
+  return half;
+}
+
+}  // namespace
+
+std::string up_sm90_refusal(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
+                            const DeviceFacts& device) {
+  if (!activation.gated) return "takes activations with a gate only";
+  if (activation.weights) return "weighs no rows";
+  if (p.inner == 0) return "needs K";
+  const std::string refusal = rows_sm90_refusal(half_of(p, activation, false), device);
+  return refusal.empty() ? rows_sm90_refusal(half_of(p, activation, true), device) : refusal;
+}
+
+int launch_up_sm90(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, const DeviceFacts& device,
+                   void* stream) {
+  if (tensor_map_encoder() == nullptr) return static_cast<int>(cudaErrorNotSupported);
+  sm90::GatedArguments a = {};
+  sm90::Launch how;
+  const mg_grouped_mm_problem gates = half_of(p, activation, false), ups = half_of(p, activation, true);
+  if (!prepare(&a, &how, gates, device, sm90::GatedArguments::kMatrices) || !sm90::encode_w(&a.second_map, ups))
+    return static_cast<int>(cudaErrorInvalidValue);
+  a.second_bias = ups.bias;
+  a.alpha = static_cast<float>(activation.alpha);
+  a.limit = static_cast<float>(activation.limit);
+  a.activation = activation.activation;
+  return launch(a, how, p.dtype, stream);
+}
+
+}  // namespace multigemm

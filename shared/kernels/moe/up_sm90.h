@@ -1,0 +1,19 @@
+// The Hopper kernel of an expert's first product with its activation.
+#pragma once
+
+#include <string>
+
+#include "kernels/grouped_mm/gpu_call.h"
+#include "multigemm/abi_moe.h"
+
+namespace multigemm {
+
+// "" if the kernel can take the product and the activation of what it gives, else the reason.
+std::string up_sm90_refusal(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
+                            const DeviceFacts& device);
+
+// 0, or the runtime's error number. The product's `out` stays as it is.
+int launch_up_sm90(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, const DeviceFacts& device,
+                   void* stream);
+
+}  // namespace multigemm
