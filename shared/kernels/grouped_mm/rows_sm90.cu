@@ -2,6 +2,7 @@
 #include "kernels/grouped_mm/rows_sm90.h"
 
 #include "kernels/grouped_mm/launch_sm90.h"
+#include "kernels/grouped_mm/rows_sm90.cuh"
 
 namespace multigemm {
 
