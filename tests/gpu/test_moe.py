@@ -92,7 +92,7 @@ def launches(graph: torch.cuda.CUDAGraph) -> list[int]:
 @pytest.mark.parametrize(("tokens", "most"), [(1, 5), (64, 5), (1000, 6)])
 def test_launches(tokens: int, most: int, device: torch.device) -> None:
     """After the router's product: router with gather (two launches from 65 tokens on), two products, the
-    activation and the combination, and nothing else."""
+    activation where no kernel of the first product has it, and the combination, and nothing else."""
     layer = make(NATIVE, torch.bfloat16, device)
     x = torch.randn(tokens, 256, device=device, dtype=torch.bfloat16)
     logits = layer.route(x).logits
@@ -104,6 +104,8 @@ def test_launches(tokens: int, most: int, device: torch.device) -> None:
         with torch.cuda.graph(graph):
             implementation.feed_forward(x, logits, None, layer.gate_up_proj, layer.down_proj)
     found = launches(graph)
+    if torch.cuda.get_device_capability(device) == (9, 0):
+        most -= 1
     assert 4 <= len(found) <= most and set(found) == {0}, found
 
 
