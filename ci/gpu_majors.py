@@ -1,6 +1,7 @@
 """Run the wheels of both CUDA majors on this machine's GPU, whatever PyTorch's is, and tell what ran.
 
     python3 ci/gpu_majors.py --foreign cu12 --native cu13 --site FOLDER [--out FILE.md] [STEP ...]
+                             [-- PYTEST ARGUMENT ...]
 
 The foreign wheel is of another CUDA major than this PyTorch; FOLDER holds what stands in for its cuBLAS
 (made by ci/stand_in_blas.py), so its own kernels run, and what takes cuBLAS is skipped. Both wheels are in
@@ -82,13 +83,18 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = sys.argv[1:] if arguments is None else arguments
+    cut = words.index("--") if "--" in words else len(words)
+    words, more = words[:cut], words[cut + 1 :]
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="What follows -- goes to pytest."
+    )
     parser.add_argument("--foreign", default="cu12", help="backend of another CUDA major than PyTorch")
     parser.add_argument("--native", default="cu13", help="backend of PyTorch's CUDA major")
     parser.add_argument("--site", type=Path, required=True, help="holds stand-ins for the foreign cuBLAS")
     parser.add_argument("--out", type=Path, help="also write the table there, after each step")
     parser.add_argument("steps", nargs="*", metavar="STEP", help="all by default")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     known = steps(options.foreign, options.native, options.site.resolve())
     if unknown := sorted(set(options.steps) - set(known)):
         parser.error(f"unknown steps {', '.join(unknown)}; there are {', '.join(known)}")
@@ -98,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
             what, given = known[name]
             report = Path(folder) / f"{name}.xml"
             command = [sys.executable, str(HERE / "gpu_tests.py"), *given, f"--junitxml={report}"]
-            subprocess.run([*command, "-q", "-p", "no:cacheprovider"], check=False)
+            subprocess.run([*command, "-q", "-p", "no:cacheprovider", *more], check=False)
             outcomes.append(read(report, name, what))
             if options.out is not None:
                 options.out.write_text(table(outcomes), encoding="utf-8")
