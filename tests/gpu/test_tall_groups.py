@@ -22,7 +22,8 @@ CASES = [
     kit.Case("summed over B, in steps", SKEW, 40, 24, b=3, shared=True, x="transposed"),
     kit.Case("tiny matrices", SKEW, 4, 4, b=40, rest=100),
     kit.Case("odd tiny matrices", SKEW, 5, 3, b=33, x="cut oddly", gy="cut oddly"),
-    kit.Case("a thousand groups", (*(1,) * 1000, 3000, *(0,) * 23), 24, 40, b=2),
+    kit.Case("hundreds of groups", (*(1,) * 240, 3000, *(0,) * 15), 24, 40, b=2),
+    kit.Case("a thousand groups, which are not cut", (*(1,) * 1000, 3000, *(0,) * 23), 24, 40, b=2),
     kit.Case("as many rows each", (300,) * 12, 72, 136, b=2),
 ]
 

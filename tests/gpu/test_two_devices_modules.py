@@ -10,12 +10,21 @@ import torch
 from gpu import two_kit
 from gpu.two_kit import MODULES, Way, check, check_gradients, make
 
+from multigemm import _dispatch, errors
+
 pytestmark = pytest.mark.two_gpus
 DEFAULTS = [way for way in MODULES if way.pin is None]
 
 
 def places(module: torch.nn.Module) -> set[torch.device]:
     return {t.device for t in (*module.parameters(), *module.buffers())}
+
+
+def serves_cpu() -> bool:
+    try:
+        return _dispatch.backend_for("cpu") is not None
+    except ImportError:
+        return False
 
 
 def on(work: two_kit.Work, module: torch.nn.Module, device: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -37,6 +46,10 @@ def test_there_and_back(way: Way) -> None:
     for device in ("cuda:0", "cuda:1", "cuda:0", "cpu", "cuda:1"):
         module.to(device)
         assert places(module) == {torch.device(device)} and list(module.state_dict()) == names
+        if device == "cpu" and way.what == "native layer of experts" and not serves_cpu():
+            with pytest.raises(errors.OptionError, match="cpu"):
+                on(work, module, device)
+            continue
         y, gradients = on(work, module, device)
         assert y.device == torch.device(device) and torch.cuda.current_device() == 0
         check(way, y)

@@ -13,8 +13,9 @@ namespace {
 constexpr int kTurns = 4;
 constexpr int kThinBlocks = 4;
 
-// Fewer rows than this are not worth a piece, and fewer in all not another launch.
-constexpr int64_t kLeastPiece = 64, kLeastCutRows = 1024;
+// Fewer rows than this are not worth a piece, and fewer in all not another launch; with more groups than that, finding
+// one's part takes longer than most groups do.
+constexpr int64_t kLeastPiece = 64, kLeastCutRows = 1024, kMostCutGroups = 256;
 
 enum class Way { thin, narrow_x, narrow_gy, tile };
 
@@ -40,7 +41,7 @@ void cover(const mg_grouped_mm_wgrad_problem& p, Plan& plan) {
 // The rows of tall groups are shared out where one group's tiles don't fill the device. The sums of pieces take no more
 // memory than out, whatever the sizes: it has as many numbers as there are multiples of the height.
 void cut(const mg_grouped_mm_wgrad_problem& p, int64_t resident, Plan& plan) {
-  if (p.groups.count > kMostBlockGroups || p.rows < kLeastCutRows || plan.tiles_each >= resident) return;
+  if (p.groups.count > kMostCutGroups || p.rows < kLeastCutRows || plan.tiles_each >= resident) return;
   const int64_t most = p.groups.count * dtype_bytes(p.out_dtype) / sums_bytes(p);
   if (most < 2) return;
   const int64_t rows = ceil_div(p.rows, most) > kLeastPiece ? ceil_div(p.rows, most) : kLeastPiece;
