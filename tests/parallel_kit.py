@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+PATIENCE = 20.0
+
 
 def run(module: str, world: int, backend: str = "gloo", timeout: float = 240) -> dict[str, str]:
     """Run ``module.CASES`` in ``world`` processes -> case: "" where it passed in all, else what went wrong.
 
     ``module`` is the name of one in tests/, and a case a function of the process's device. After a case that
-    failed, a process takes no further one: the others may be waiting for it in a collective.
+    failed, a process takes no further one; the others, which may be waiting for it in a collective, are
+    given ``PATIENCE`` seconds more.
     """
     cases = importlib.import_module(module).CASES
     context = multiprocessing.get_context("spawn")
@@ -31,9 +34,16 @@ def run(module: str, world: int, backend: str = "gloo", timeout: float = 240) ->
         processes = [context.Process(target=_work, args=(rank, *arguments)) for rank in range(world)]
         for process in processes:
             process.start()
-        end = time.monotonic() + timeout
+        begin = time.monotonic()
+        end = begin + timeout
+        while time.monotonic() < end and any(process.is_alive() for process in processes):
+            if any(process.exitcode for process in processes):
+                end = min(end, time.monotonic() + PATIENCE)
+                break
+            time.sleep(0.1)
         for process in processes:
             process.join(max(0.1, end - time.monotonic()))
+        seconds = time.monotonic() - begin
         late = [rank for rank, process in enumerate(processes) if process.is_alive()]
         for process in processes:
             process.kill()
@@ -42,9 +52,11 @@ def run(module: str, world: int, backend: str = "gloo", timeout: float = 240) ->
         for rank in range(world):
             file = Path(folder, f"{rank}.json")
             told = json.loads(file.read_text()) if file.exists() else {}
-            why = f"not reached; after {timeout:.0f} s these still ran: {late}" if late else "not reached"
+            why = f"not reached; after {seconds:.0f} s these still ran: {late}" if late else "not reached"
             for case in cases:
-                text = told.get(case, why)
+                text = told.get(case, why) or ""
+                if case in told and told[case] is None:
+                    text = f"begun, not ended; after {seconds:.0f} s these still ran: {late}"
                 found[case] = found.get(case, "") + (f"process {rank}: {text}\n" if text else "")
     return found
 
@@ -75,14 +87,22 @@ def _work(rank: int, module: str, world: int, backend: str, folder: str) -> None
         timeout=datetime.timedelta(seconds=60),
         **options,
     )
-    told: dict[str, str] = {}
+    told: dict[str, str | None] = {}
+
+    def tell() -> None:
+        file = Path(folder, f"{rank}.part")
+        file.write_text(json.dumps(told))
+        file.replace(file.with_suffix(".json"))
+
     for name, case in importlib.import_module(module).CASES.items():
+        told[name] = None
+        tell()
         try:
             case(device)
             told[name] = ""
         except BaseException:
             told[name] = traceback.format_exc()
-        Path(folder, f"{rank}.json").write_text(json.dumps(told))
+        tell()
         if told[name]:
             os._exit(1)
     dist.barrier()
