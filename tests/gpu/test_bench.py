@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from multigemm.cli.bench import cases, floor, peers, report, results
+from multigemm.cli.bench import cases, floor, peers, report, results, timing
 
 CASES = [
     cases.Case("plain", "prefill_bf16", N=700, G=5, K=256, M=384),
@@ -88,3 +88,19 @@ def test_equivariant_layers(topic: str, tmp_path: Path) -> None:
     for row in found.rows:
         assert row.peers["loop"] and row.ours_ms > 0 and row.host_us and row.peak_bytes
         assert wall[f"{row.case} {row.sizes} {row.op} {row.dtype}"]["ours"] > 0
+
+
+def test_random_numbers_are_drawn_after_a_capture_that_failed() -> None:
+    """A peer that reads a value back cannot be captured: it is timed as it is, and the next row is drawn."""
+    x = torch.ones(5, device="cuda")
+
+    def reads() -> object:
+        return torch.rand(3, device="cuda").sum().item() + x.sum().item()
+
+    times = timing.side_by_side(x.device, {"reads": reads, "adds": lambda: x + 1}, 3, graph=True)
+    assert not times["reads"].graphed and times["adds"].graphed
+    assert torch.isfinite(torch.randn(5, device="cuda")).all()
+    torch.manual_seed(3)
+    one = torch.randn(5, device="cuda")
+    torch.manual_seed(3)
+    assert torch.equal(torch.randn(5, device="cuda"), one)

@@ -118,6 +118,7 @@ class DeviceTimer:
                 call()
         except RuntimeError:  # a call that synchronises cannot be captured
             torch.accelerator.synchronize(self.device)
+            _leave_capture(self.device)
             return call
         graph.replay()
         self.graphed = True
@@ -144,6 +145,14 @@ class DeviceTimer:
         if self.device.type != "cuda":
             return contextlib.nullcontext()
         return torch.cuda.device(self.device)
+
+
+def _leave_capture(device: torch.device) -> None:
+    """Give the device's generator a state of its own again: after a capture that failed, PyTorch (2.11) still
+    counts its random numbers as that graph's, and refuses to draw any more."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    fresh = torch.Generator(device)
+    torch.cuda.default_generators[index].graphsafe_set_state(fresh.graphsafe_get_state())
 
 
 def timer(device: torch.device, graph: bool = False) -> CPUTimer | DeviceTimer:
