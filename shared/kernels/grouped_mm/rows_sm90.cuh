@@ -8,7 +8,7 @@
 // its other side, which goes in steps of 8. A group is cut in tiles of nearly equal height, so few rows are padding,
 // whatever the sizes are. One persistent launch: a warp copies tiles to shared memory, two warpgroups multiply, each
 // for 64 of the block's 128 columns. Two blocks of a cluster may take neighbouring columns and share the rows of x, or
-// several may share one tile along K. Arguments with two matrices per group (moe/gate_sm90.cuh) multiply both with the
+// several may share one tile along K. Arguments with two matrices per group (moe/up_sm90.cuh) multiply both with the
 // same rows of x, in tiles of half the height, and bring their own `finish`. Arguments that say how rows of x are found
 // (moe/tokens_sm90.cuh) bring their own `copy_tiles`.
 #pragma once
