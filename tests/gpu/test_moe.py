@@ -104,7 +104,7 @@ def test_launches(tokens: int, most: int, device: torch.device) -> None:
         with torch.cuda.graph(graph):
             implementation.feed_forward(x, logits, None, layer.gate_up_proj, layer.down_proj)
     found = launches(graph)
-    if torch.cuda.get_device_capability(device) == (9, 0):
+    if torch.cuda.get_device_capability(device) == (9, 0) and tokens <= 64:
         most -= 1
     assert 4 <= len(found) <= most and set(found) == {0}, found
 

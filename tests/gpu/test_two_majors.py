@@ -172,9 +172,10 @@ def test_one_graph_holds_launches_of_both(both: list[Opened]) -> None:
 def test_a_blas_answers_for_its_own_major_alone(both: list[Opened]) -> None:
     """In turn, so that a handle which went astray would meet the other's functions."""
     p = Problem(torch.float32)
+    sizes = p.groups.cpu()
     for opened in both * 2:
         p.clear()
-        problem = _abi.grouped_mm_problem(p.x, p.w, p.groups.cpu(), False, None, p.y, "", "blas")
+        problem = _abi.grouped_mm_problem(p.x, p.w, sizes, False, None, p.y, "", "blas")
         status = opened.library.call(problem)
         if opened.blas:
             assert status == _abi.OK, opened.library.last_error()

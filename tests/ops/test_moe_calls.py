@@ -106,14 +106,14 @@ def test_autocast(recompute: bool, name: str, device: torch.device) -> None:
     close(y, expected, torch.bfloat16, 16)
 
 
-def test_fake_and_meta(name: str) -> None:
+def test_fake_and_meta(name: str, device: torch.device) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     layer = make(SMALL, name, torch.device("meta"))
     assert layer(torch.empty(4, 6, dtype=torch.float64, device="meta")).shape == (4, 6)
     with FakeTensorMode():
-        layer = MoEFeedForward(MoEConfig(**SMALL), implementation=name)
-        layer(torch.empty(4, 6, requires_grad=True)).sum().backward()
+        layer = MoEFeedForward(MoEConfig(**SMALL), implementation=name, device=device)
+        layer(torch.empty(4, 6, device=device, requires_grad=True)).sum().backward()
         assert layer.down_proj.grad.shape == (8, 5, 6)
 
 

@@ -9,6 +9,9 @@
 namespace multigemm {
 namespace {
 
+// With more rows a group, the tiles of half the width take longer than a pass of the activation does.
+constexpr int64_t kMostRowsEach = 48;
+
 // One of the two products: of the gates, or of the ups.
 mg_grouped_mm_problem half_of(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, bool second) {
   mg_grouped_mm_problem half = p;
@@ -51,6 +54,7 @@ std::string up_sm90_refusal(const mg_grouped_mm_problem& p, const mg_moe_activat
   if (!activation.gated) return "takes activations with a gate only";
   if (activation.weights) return "weighs no rows";
   if (p.inner == 0) return "needs K";
+  if (p.rows > kMostRowsEach * p.groups.count) return "groups have so many rows that the activation is faster apart";
   const std::string refusal = rows_sm90_refusal(half_of(p, activation, false), device);
   return refusal.empty() ? rows_sm90_refusal(half_of(p, activation, true), device) : refusal;
 }

@@ -6,6 +6,7 @@
 #include "kernels/grouped_mm/simt.h"
 #include "kernels/grouped_mm/wgrad_sm80.h"
 #include "kernels/grouped_mm/wgrad_sm90.h"
+#include "kernels/moe/up_sm90.h"
 #include "launch/checks.h"
 #include "stand_in.h"
 
@@ -95,6 +96,14 @@ int launch_wgrad_sm80(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
 }
 int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& device, void* stream) {
   return launch("wgrad_sm90", p, device, stream);
+}
+
+// There is none here: the product and the activation are launched apart.
+std::string up_sm90_refusal(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&) {
+  return "no stand-in takes a product with its activation";
+}
+int launch_up_sm90(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&, void*) {
+  return stand_in::kInvalidValue;
 }
 
 }  // namespace multigemm

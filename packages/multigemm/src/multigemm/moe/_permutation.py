@@ -42,6 +42,12 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def _rounded(total: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a forward returns must not be what ``Tensor.to`` hands through: compiled by PyTorch 2.11, the
+    gradient would go to the intermediate of the same name, and be lost."""
+    return total if total.dtype == dtype else total.to(dtype)
+
+
 class _Rearrangement(torch.autograd.Function):
     """Of (tensor, permutation, inverse, k): only the places are kept, since the map is linear."""
 
@@ -72,7 +78,7 @@ class _Collect(_Rearrangement):
         total = rows.index_select(0, places[:, 0]).to(_wide(rows.dtype))
         for j in range(1, k):
             total = total + rows.index_select(0, places[:, j])
-        return total.to(rows.dtype)
+        return _rounded(total, rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -96,7 +102,7 @@ class _Combine(torch.autograd.Function):
         total = rows.index_select(0, places[:, 0]) * factors[:, :1]
         for j in range(1, k):
             total = torch.addcmul(total, rows.index_select(0, places[:, j]).to(wide), factors[:, j : j + 1])
-        return total.to(dtype)
+        return _rounded(total, dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
