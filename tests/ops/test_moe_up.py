@@ -130,7 +130,7 @@ def test_up_refuses_tokens_without_their_places(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
 def test_who_reads_tokens(dtype: torch.dtype, device: torch.device) -> None:
-    """The kernel of Hopper does, of 16 bits and with a gate, unless many rows meet many columns."""
+    """The kernel of Hopper does, of 16 bits, with a gate and few rows of each expert."""
     hopper = (
         device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) == (9, 0)
     )
@@ -147,8 +147,8 @@ def test_who_reads_tokens(dtype: torch.dtype, device: torch.device) -> None:
         )
         return found
 
-    assert answer(200, 64, True) == answer(200, 64, True, "native") == answer(4, 9000, True) == eligible
+    assert answer(40, 64, True) == answer(40, 64, True, "native") == answer(1, 72, True) == eligible
     assert not answer(0, 64, True)
-    assert not answer(200, 64, False)
-    assert not answer(200, 64, True, "simt")
-    assert not answer(200, 9000, True)
+    assert not answer(40, 64, False)
+    assert not answer(40, 64, True, "simt")
+    assert not answer(200, 64, True)

@@ -61,11 +61,9 @@ std::string up_sm90_refusal(const mg_grouped_mm_problem& p, const mg_moe_activat
 
 bool up_sm90_reads_tokens(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
                           const DeviceFacts& device) {
-  // Rows one by one take longer to copy than boxes of them, for each 128 columns again: where arithmetic counts, that
-  // is less than the gather for few columns only.
-  constexpr int64_t kFewRows = 64, kMostColumns = 8192;
-  const bool worth = p.rows <= kFewRows * p.groups.count || activation.width <= kMostColumns;
-  return worth && up_sm90_refusal(p, activation, device).empty();
+  // Rows one by one take longer to copy than boxes of them, for each 128 columns again, but with so few rows as the
+  // kernel takes, the matrices of w decide.
+  return up_sm90_refusal(p, activation, device).empty();
 }
 
 int launch_up_sm90(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, bool of_tokens,

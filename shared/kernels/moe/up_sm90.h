@@ -12,7 +12,7 @@ namespace multigemm {
 std::string up_sm90_refusal(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
                             const DeviceFacts& device);
 
-// Whether the kernel takes x in the order of tokens, and is faster then than after a gather.
+// Whether the kernel takes x in the order of tokens too, and is not slower then than after a gather.
 bool up_sm90_reads_tokens(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
                           const DeviceFacts& device);
 
