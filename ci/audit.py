@@ -46,6 +46,7 @@ FUNCTIONS = (
     "mg_moe_collect",
     "mg_moe_activate",
     "mg_moe_up",
+    "mg_moe_up_reads_tokens",
     "mg_moe_activate_backward",
 )
 FUNCTIONS_GPU = ("mg_grouped_mm_plan", "mg_grouped_mm_wgrad_plan", "mg_blas_handles")

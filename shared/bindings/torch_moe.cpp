@@ -226,24 +226,54 @@ void activate(Tensor h, Tensor permutation, Tensor ends, std::optional<Tensor> w
   call.finish(MG_NAME(mg_moe_activate)(&p), "moe_activate", p.tokens, p.experts);
 }
 
-// [N, K] by [G, K, 2 I or I], then the activation -> [N, I], contiguous. Places are those of slots, one for each row.
-void up(Tensor x, Tensor w, Tensor ends, std::optional<Tensor> bias, Tensor out, int64_t kind, bool gated,
-        bool interleaved, double alpha, double limit, std::string precision, std::string implementation) {
-  const Call call(x, 1);
+// [N, K] by [G, K, 2 I or I], then the activation -> [N, I], contiguous. Places are those of slots, one for each row;
+// or x has rows of tokens, and permutation and inverse say where their slots are.
+void up(Tensor x, Tensor w, Tensor ends, std::optional<Tensor> bias, std::optional<Tensor> permutation,
+        std::optional<Tensor> inverse, Tensor out, int64_t k, int64_t kind, bool gated, bool interleaved, double alpha,
+        double limit, std::string precision, std::string implementation) {
+  const Call call(x, k);
   mg_moe_activate_problem p{};
-  call.begin(p, x.size(0), ends.size(0));
+  const int64_t rows = inverse ? x.size(0) * k : x.size(0);
+  call.begin(p, rows, ends.size(0));
   p.width = out.size(out.dim() - 1);
   p.dtype = float_of("x", x);
   p.ends = call.places("ends", ends, p.experts);
-  p.out = call.packed("out", out, x.size(0), p.width, x.scalar_type());
+  p.out = call.packed("out", out, rows, p.width, x.scalar_type());
+  const int32_t* places = nullptr;
+  if (inverse) {
+    expect(permutation.has_value(), "permutation");
+    p.permutation = call.places("permutation", *permutation, rows);
+    places = call.places("inverse", *inverse, rows);
+  }
   p.alpha = alpha;
   p.limit = limit;
   p.activation = static_cast<int32_t>(kind);
   p.gated = gated;
   p.interleaved = interleaved;
-  const mg_grouped_mm_problem product =
+  mg_grouped_mm_problem product =
       multigemm::product_of(call.services(), x, w, ends, true, bias, precision, implementation);
-  call.finish(MG_NAME(mg_moe_up)(&product, &p), "moe_up", p.tokens, p.experts);
+  product.rows = rows;
+  call.finish(MG_NAME(mg_moe_up)(&product, &p, places), "moe_up", p.tokens, p.experts);
+}
+
+// Whether `up` reads the tokens x [T, K] where they are, of k slots each.
+bool up_reads_tokens(Tensor x, Tensor w, Tensor ends, std::optional<Tensor> bias, int64_t k, bool gated,
+                     bool interleaved, std::string precision, std::string implementation) {
+  const Call call(x, k);
+  mg_moe_activate_problem p{};
+  call.begin(p, x.size(0) * k, ends.size(0));
+  p.width = w.size(w.dim() - 1) / (gated ? 2 : 1);
+  p.dtype = float_of("x", x);
+  p.ends = call.places("ends", ends, p.experts);
+  p.out = x.mutable_data_ptr();  // one that is there
+  p.gated = gated;
+  p.interleaved = interleaved;
+  mg_grouped_mm_problem product =
+      multigemm::product_of(call.services(), x, w, ends, true, bias, precision, implementation);
+  product.rows = x.size(0) * k;
+  int32_t answer = 0;
+  call.finish(MG_NAME(mg_moe_up_reads_tokens)(&product, &p, &answer), "moe_up", p.tokens, p.experts);
+  return answer != 0;
 }
 
 void activate_backward(Tensor grad, Tensor h, Tensor permutation, Tensor ends, std::optional<Tensor> weights,
@@ -272,5 +302,6 @@ STABLE_TORCH_LIBRARY_IMPL(multigemm, CPU, m) {
   m.impl("native_moe_collect", TORCH_BOX(&collect));
   m.impl("native_moe_activate", TORCH_BOX(&activate));
   m.impl("native_moe_up", TORCH_BOX(&up));
+  m.impl("native_moe_up_reads_tokens", TORCH_BOX(&up_reads_tokens));
   m.impl("native_moe_activate_backward", TORCH_BOX(&activate_backward));
 }

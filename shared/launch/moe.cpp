@@ -90,7 +90,11 @@ void check_activate(const mg_moe_activate_problem* p, bool reads_h = true) {
 }
 
 // Whether one is of the other's result.
-void check_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& a) {
+void check_up(const mg_grouped_mm_problem* given, const mg_moe_activate_problem* activation) {
+  check_there("product", given);
+  check_activate(activation, false);
+  const mg_grouped_mm_problem& product = *given;
+  const mg_moe_activate_problem& a = *activation;
   mg_grouped_mm_problem p = product;
   p.out = a.out;  // the check asks for one
   check(&p);
@@ -100,6 +104,32 @@ void check_up(const mg_grouped_mm_problem& product, const mg_moe_activate_proble
 }
 
 }  // namespace
+
+mg_grouped_mm_problem gather_first(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation,
+                                   const int32_t* inverse, void* rows) {
+  mg_moe_rows_problem s{};
+  s.struct_size = sizeof(s);
+  s.tokens = activation.tokens;
+  s.experts = activation.experts;
+  s.top_k = activation.top_k;
+  s.width = product.inner;
+  s.from = product.x;
+  s.from_row = product.x_stride[0];
+  s.out = rows;
+  s.out_row = product.inner;
+  s.inverse = inverse;
+  s.ends = activation.ends;
+  s.from_dtype = s.out_dtype = s.other_dtype = product.dtype;
+  s.device = product.device;
+  s.stream = product.stream;
+  s.host = product.host;
+  run_spread(s);
+  mg_grouped_mm_problem p = product;
+  p.x = rows;
+  p.x_stride[0] = p.x_stride[1] = product.inner;
+  p.x_stride[2] = 1;
+  return p;
+}
 
 void run_apart(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation, void* h) {
   mg_grouped_mm_problem p = product;
@@ -157,14 +187,27 @@ extern "C" int32_t MG_NAME(mg_moe_activate)(const mg_moe_activate_problem* probl
   });
 }
 
-extern "C" int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation) {
+extern "C" int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation,
+                                      const int32_t* inverse) {
   return guarded([&] {
-    check_there("product", product);
-    check_activate(activation, false);
-    check_up(*product, *activation);
+    check_up(product, activation);
     if (activation->tokens == 0) return;
     check_there("out", activation->out);
-    run_up(*product, *activation);
+    if (inverse) {
+      check_there("permutation", activation->permutation);
+      check_range("inner", product->inner, 1, INT64_MAX);
+      if (product->inner != 1 && product->x_stride[2] != 1) refuse("x has no unit stride along H");
+    }
+    run_up(*product, *activation, inverse);
+  });
+}
+
+extern "C" int32_t MG_NAME(mg_moe_up_reads_tokens)(const mg_grouped_mm_problem* product,
+                                                   const mg_moe_activate_problem* activation, int32_t* answer) {
+  return guarded([&] {
+    check_up(product, activation);
+    check_there("answer", answer);
+    *answer = activation->tokens != 0 && up_reads_tokens(*product, *activation);
   });
 }
 

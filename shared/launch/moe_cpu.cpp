@@ -42,11 +42,16 @@ void run_activate(const mg_moe_activate_problem& p) {
   check_host(moe::launch_activate(p, {&host}));
 }
 
-void run_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation) {
+void run_up(const mg_grouped_mm_problem& product, const mg_moe_activate_problem& activation, const int32_t* inverse) {
   const Host host(product.host, 0);
-  const Workspace h(host, product.rows * product.outer * dtype_bytes(product.dtype));
-  run_apart(product, activation, h.at<void>(0));
+  const int64_t bytes = dtype_bytes(product.dtype);
+  const Workspace rows(host, inverse ? product.rows * product.inner * bytes : 0);
+  const Workspace h(host, product.rows * product.outer * bytes);
+  run_apart(inverse ? gather_first(product, activation, inverse, rows.at<void>(0)) : product, activation,
+            h.at<void>(0));
 }
+
+bool up_reads_tokens(const mg_grouped_mm_problem&, const mg_moe_activate_problem&) { return false; }
 
 void run_activate_backward(const mg_moe_activate_problem& p) {
   const Host host(p.host, 16 * size_of(p.tokens * p.top_k, p.width));

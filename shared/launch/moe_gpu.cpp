@@ -39,18 +39,31 @@ void run_activate(const mg_moe_activate_problem& given) {
   check_gpu(moe::activate_rows(p, p.stream), "launching moe_activate");
 }
 
-void run_up(const mg_grouped_mm_problem& given, const mg_moe_activate_problem& activation) {
+namespace {
+
+bool left_to_us(const mg_grouped_mm_problem& p) { return p.implementation == MG_AUTO || p.implementation == MG_NATIVE; }
+
+}  // namespace
+
+bool up_reads_tokens(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation) {
+  return left_to_us(p) && moe::up_reads_tokens(p, activation, device_facts(p.device));
+}
+
+void run_up(const mg_grouped_mm_problem& given, const mg_moe_activate_problem& activation, const int32_t* inverse) {
   const DeviceFacts& device = device_facts(given.device);
   const DeviceGuard guard(given.device);
   mg_grouped_mm_problem p = on_its_stream(given);
-  const bool left_to_us = p.implementation == MG_AUTO || p.implementation == MG_NATIVE;
-  if (!left_to_us || !moe::up_refusal(p, activation, device).empty()) {
+  if (inverse && !up_reads_tokens(p, activation)) {
+    const DeviceMemory rows(p.host, p.stream, p.rows * p.inner * dtype_bytes(p.dtype));
+    return run_up(gather_first(given, activation, inverse, rows.as<void>()), activation, nullptr);
+  }
+  if (!left_to_us(p) || !moe::up_refusal(p, activation, device).empty()) {
     const DeviceMemory h(p.host, p.stream, p.rows * p.outer * dtype_bytes(p.dtype));
     return run_apart(given, activation, h.as<void>());
   }
   const DeviceGroups groups(p.groups, p.rows, 1, true, p.host, p.stream);
   p.groups = groups.get();
-  check_gpu(moe::launch_up(p, activation, device, p.stream), "launching moe_up");
+  check_gpu(moe::launch_up(p, activation, inverse != nullptr, device, p.stream), "launching moe_up");
 }
 
 void run_activate_backward(const mg_moe_activate_problem& given) {

@@ -11,19 +11,14 @@ from oracle import ROUNDOFF
 pytest.importorskip("pydantic")
 
 import moe_oracle
+from moe_operands import KINDS, close, places_of, random
 
 from multigemm import _dispatch
 from multigemm.moe import MoEConfig, _composed, route
-from multigemm.moe._composed import Activation, Places, Scores
+from multigemm.moe._composed import Places, Scores
 from multigemm.moe._native import NativeMoE, activation_of
 
 ops = torch.ops.multigemm
-KINDS = {
-    **{f"gated {kind}": Activation(kind, True, False, 1.702, 0.5) for kind in range(5)},
-    "clamped, interleaved": Activation(_composed.CLAMPED, True, True, 1.702, 0.5),
-    "silu, interleaved": Activation(_composed.SILU, True, True, 1.702, 0.5),
-    **{f"plain {kind}": Activation(kind, False, False, 1.702, 0.5) for kind in range(4)},
-}
 SIZES = [(0, 3), (1, 1), (3, 2), (64, 16), (65, 3), (700, 5)]
 """Tokens and slots of each: one launch up to 64 tokens and 1024 slots, else two."""
 WIDTHS = [(0, 3, 7), (1, 1, 1), (3, 2, 1100), (64, 16, 8), (65, 3, 1104), (200, 5, 13)]
@@ -40,28 +35,6 @@ def backend(device: torch.device, poisoned: None) -> Iterator[None]:
         return
     with torch.cuda.stream(torch.cuda.Stream(device)):
         yield
-
-
-def random(*shape: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(
-        device, dtype
-    )
-
-
-def places_of(tokens: int, k: int, experts: int, device: torch.device) -> Places:
-    """With dropped slots, and experts without any."""
-    found = torch.randint(-1, experts, (tokens, k), generator=torch.Generator().manual_seed(1))
-    found[found == experts // 2] = experts + 3
-    return Places(*ops.moe_order(found.to(device), experts), k)
-
-
-def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, factor: float = 8) -> None:
-    assert actual.shape == expected.shape
-    if not actual.numel():
-        return
-    error = (actual.detach().double().cpu() - expected.detach().double().cpu()).abs().max().item()
-    bound = factor * ROUNDOFF[dtype] * max(expected.abs().max().item(), 0.1)
-    assert error <= bound, f"error {error:.3e} above {bound:.3e}"
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)
@@ -280,49 +253,6 @@ def test_second_derivatives_of_the_rest(device: torch.device) -> None:
 
         assert torch.autograd.gradcheck(router, (logits,), fast_mode=True)
         assert torch.autograd.gradgradcheck(router, (logits,), fast_mode=True)
-
-
-UP = [  # rows of each group, rows of none, K, I: few rows that share tiles along K, heights, odd widths
-    ([0, 1, 0, 5], 2, 520, 136),
-    ([7, 0, 33], 0, 1024, 64),
-    ([300, 0, 129, 64, 1], 9, 72, 200),
-    ([1000, 3], 0, 136, 24),
-    ([40, 41], 3, 50, 7),
-    ([0, 0], 5, 64, 8),
-]
-
-
-@pytest.mark.parametrize("dtype", ROUNDOFF, ids=str)
-@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "rest", "k", "width"), UP)
-def test_up(
-    rows: list[int], rest: int, k: int, width: int, kind: str, bias: bool, dtype: torch.dtype,
-    device: torch.device,
-) -> None:  # fmt: skip
-    """Product and activation in one, of weights along both of their dimensions."""
-    how = KINDS[kind]
-    total, columns, groups = sum(rows) + rest, width * (2 if how.gated else 1), len(rows)
-    x = random(total, k, device=device, dtype=dtype)
-    w = (random(groups, k, columns, device=device) / k**0.5).to(dtype)
-    b = random(groups, columns, device=device, dtype=dtype) if bias else None
-    ends = torch.tensor(rows).cumsum(0).to(device, torch.int32)
-    expected = torch.zeros(total, width, dtype=torch.float64, device=device)
-    start = 0
-    for group, count in enumerate(rows):
-        h = x[start : start + count].double() @ w[group].double()
-        h = h if b is None else h + b[group].double()
-        expected[start : start + count] = _composed.act(h, how).value
-        start += count
-    factor = 16 if dtype.itemsize == 2 else 128  # the sums of K terms add to the rounding of the result
-    for matrices in (w, w.mT.contiguous().mT):
-        out = x.new_empty(total, width)
-        ops.native_moe_up(x, matrices, ends, b, out, *how, "ieee", "")
-        close(out, expected, dtype, factor)
-        assert not out[start:].any()
-        again = x.new_empty(total, width)
-        ops.native_moe_up(x, matrices, ends, b, again, *how, "ieee", "")
-        assert torch.equal(out, again)
 
 
 def test_inference_is_what_training_computes(device: torch.device) -> None:

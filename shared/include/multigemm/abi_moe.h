@@ -114,9 +114,15 @@ MG_EXPORT int32_t MG_NAME(mg_moe_route_backward)(const mg_moe_route_problem* pro
 MG_EXPORT int32_t MG_NAME(mg_moe_spread)(const mg_moe_rows_problem* problem);
 MG_EXPORT int32_t MG_NAME(mg_moe_collect)(const mg_moe_rows_problem* problem);
 MG_EXPORT int32_t MG_NAME(mg_moe_activate)(const mg_moe_activate_problem* problem);
-/* The activation of a product, h being the product's result, which is kept nowhere: product.out and activation.h are not
- * read. One kernel may compute both, and rounds once less then. */
-MG_EXPORT int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation);
+/* The activation of a product, h being the product's result, which is kept nowhere: product.out and activation.h are
+ * not read. One kernel may compute both, and rounds once less then. With `inverse` [T k], which may be null, product.x
+ * has a row for each token, not for each place, with unit stride along H; activation.permutation must be there then. */
+MG_EXPORT int32_t MG_NAME(mg_moe_up)(const mg_grouped_mm_problem* product, const mg_moe_activate_problem* activation,
+                                     const int32_t* inverse);
+/* Stores in `answer` whether mg_moe_up, given `inverse`, would read tokens where they are (1) or gather them in expert
+ * order first (0). Reads no operand. */
+MG_EXPORT int32_t MG_NAME(mg_moe_up_reads_tokens)(const mg_grouped_mm_problem* product,
+                                                  const mg_moe_activate_problem* activation, int32_t* answer);
 MG_EXPORT int32_t MG_NAME(mg_moe_activate_backward)(const mg_moe_activate_problem* problem);
 
 #ifdef __cplusplus

@@ -8,8 +8,9 @@
 // its other side, which goes in steps of 8. A group is cut in tiles of nearly equal height, so few rows are padding,
 // whatever the sizes are. One persistent launch: a warp copies tiles to shared memory, two warpgroups multiply, each
 // for 64 of the block's 128 columns. Two blocks of a cluster may take neighbouring columns and share the rows of x, or
-// several may share one tile along K. Arguments with two matrices per group (moe/gate_sm90.cuh) multiply both with the
-// same rows of x, in tiles of half the height, and bring their own `finish`.
+// several may share one tile along K. Arguments with two matrices per group (moe/up_sm90.cuh) multiply both with the
+// same rows of x, in tiles of half the height, and bring their own `finish`. Arguments that say how rows of x are found
+// (moe/tokens_sm90.cuh) bring their own `copy_tiles`.
 #pragma once
 
 #include <cuda.h>
@@ -53,6 +54,7 @@ constexpr int kMostSplitRows = 32;  // of a tile whose sums fit the slabs
 
 struct RowsArguments {
   static constexpr int kMatrices = 1;  // of w that a tile is multiplied with
+  static constexpr int kCopiers = 1;   // warps that fill stages: 1 or 4
   CUtensorMap w_map;
   CUtensorMap x_maps[kXBoxes];
   mg_groups groups;
@@ -539,7 +541,10 @@ __global__ void __launch_bounds__(kThreads, 1) rows_sm90(const __grid_constant__
   }
   if (warp < 4) {
     cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (warp == 0)
+    if constexpr (Arguments::kCopiers == 4) {
+      copy_tiles<kMajor>(a, s, ring, memory, tiles, rank, step_begin, step_end);
+      clear_rest(a, s.ends[groups - 1], static_cast<int>(threadIdx.x), 128);
+    } else if (warp == 0)
       copy_tiles<kMajor>(a, s, ring, memory, tiles, rank, step_begin, step_end);
     else
       clear_rest(a, s.ends[groups - 1], static_cast<int>(threadIdx.x) - 32, 96);

@@ -16,7 +16,10 @@ namespace moe {
 inline std::string up_refusal(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&) {
   return "there is none for this vendor";
 }
-inline int launch_up(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&, void*) {
+inline bool up_reads_tokens(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&) {
+  return false;
+}
+inline int launch_up(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, bool, const DeviceFacts&, void*) {
   return 1;  // never asked for
 }
 #else
@@ -24,9 +27,13 @@ inline std::string up_refusal(const mg_grouped_mm_problem& p, const mg_moe_activ
                               const DeviceFacts& device) {
   return up_sm90_refusal(p, activation, device);
 }
-inline int launch_up(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
+inline bool up_reads_tokens(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation,
+                            const DeviceFacts& device) {
+  return up_sm90_reads_tokens(p, activation, device);
+}
+inline int launch_up(const mg_grouped_mm_problem& p, const mg_moe_activate_problem& activation, bool of_tokens,
                      const DeviceFacts& device, void* stream) {
-  return launch_up_sm90(p, activation, device, stream);
+  return launch_up_sm90(p, activation, of_tokens, device, stream);
 }
 #endif
 

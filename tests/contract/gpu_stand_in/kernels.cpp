@@ -102,7 +102,10 @@ int launch_wgrad_sm90(const mg_grouped_mm_wgrad_problem& p, const DeviceFacts& d
 std::string up_sm90_refusal(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&) {
   return "no stand-in takes a product with its activation";
 }
-int launch_up_sm90(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&, void*) {
+bool up_sm90_reads_tokens(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, const DeviceFacts&) {
+  return false;
+}
+int launch_up_sm90(const mg_grouped_mm_problem&, const mg_moe_activate_problem&, bool, const DeviceFacts&, void*) {
   return stand_in::kInvalidValue;
 }
 

@@ -1,7 +1,7 @@
 """``multigemm_native_moe``: everything around the two products by native kernels too.
 
     router      scores, top-k and the order of the slots in one or two launches
-    gather      rows in expert order, without a read-back
+    gather      rows in expert order, without a read-back; none where the first product reads them by index
     activation  one pass, which also multiplies by the router's weights, so that the second product's result
                 need not be kept for their gradients; where it has a bias, the combination weighs instead
     combine     a sum over each token's slots in a fixed order, in float32 or float64
@@ -185,7 +185,8 @@ class NativeMoE(MultigemmMoE):
         gate_up_proj_bias: torch.Tensor | None,
         down_proj_bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The same without what derivatives need: router and gather at once, kernels called straight away."""
+        """The same without what derivatives need: kernels called straight away, and the router gathers too,
+        unless the first product reads tokens by index."""
         _routing.check(logits, self.config, score_correction_bias)
         c, options, kind = self.config, self.product_options(), _composed.wide(logits.dtype)
         tokens, k = x.shape[0], c.top_k
@@ -195,18 +196,26 @@ class NativeMoE(MultigemmMoE):
         permutation = x.new_empty(slots, dtype=torch.int32)
         inverse = x.new_empty(slots, dtype=torch.int32)
         ends = x.new_empty(c.num_experts, dtype=torch.int32)
-        rows = x.new_empty((slots, x.shape[1]))
+        x, places = rows_of(x), Places(permutation, inverse, ends, k)
+        arguments = (gate_up_proj, ends, gate_up_proj_bias)
+        # Where the first product's kernel reads x by index, no row of it is written in expert order.
+        by_index = _product.reads_tokens(x, *arguments, k, self._activation, options)
+        rows = None if by_index else x.new_empty((slots, x.shape[1]))
         correction = self._correction(logits, score_correction_bias)
         sigmoid, renormalize, scale = self._scores
         groups, top_groups, best = self._groups
         _ops.native_moe_route.default(
-            logits, correction, experts, weights, permutation, inverse, ends, rows_of(x), rows, int(sigmoid),
-            renormalize, groups, top_groups, int(best), scale,
+            logits, correction, experts, weights, permutation, inverse, ends, None if by_index else x, rows,
+            int(sigmoid), renormalize, groups, top_groups, int(best), scale,
         )  # fmt: skip
-        if kind != _composed.wide(rows.dtype):
-            weights = weights.to(_composed.wide(rows.dtype))
-        a = _product.activated(rows, gate_up_proj, ends, gate_up_proj_bias, self._activation, options)
+        if kind != _composed.wide(x.dtype):
+            weights = weights.to(_composed.wide(x.dtype))
+        if rows is None:
+            a = _product.activated(x, *arguments, self._activation, options, places)
+        else:
+            a = _product.activated(rows, *arguments, self._activation, options)
         if a is None:  # the products are not a backend's
+            rows = _ops.moe_spread(x, *places) if rows is None else rows
             h = grouped_mm(rows, gate_up_proj, offsets=ends, bias=gate_up_proj_bias, **options)
             a = h.new_empty((slots, c.intermediate_size))
             _ops.native_moe_activate.default(h, permutation, ends, None, a, k, *self._activation)

@@ -73,25 +73,66 @@ class _Up(Function):
 
 
 def activated(
-    rows: torch.Tensor,
+    x: torch.Tensor,
     w: torch.Tensor,
     ends: torch.Tensor,
     bias: torch.Tensor | None,
     how: Activation,
     options: dict[str, Any],
+    places: Places | None = None,
 ) -> torch.Tensor | None:
     """``act(rows @ w[e] + bias[e])`` [P, I] of a backend; None where there is none.
 
-    Rounded once where one kernel computes both. Without derivatives: see ``_direct.possible``.
+    The rows are x [P, H]; with places, those of the tokens x [T, H] in expert order. Rounded once where one
+    kernel computes both. Without derivatives: see ``_direct.possible``.
     """
     precision, name = options["precision"], options["implementation"]
-    _checks.grouped_mm(rows, w, ends, True, bias, None, precision, name)
-    run = _route.of_backend("grouped_mm", _ops.native_moe_up.default, rows.device, name or "")
+    _checks.grouped_mm(x, w, ends, True, bias, None, precision, name)
+    run = _route.of_backend("grouped_mm", _ops.native_moe_up.default, x.device, name or "")
     if run is None:
         return None
-    out = rows.new_empty((rows.shape[0], w.shape[-1] // (2 if how.gated else 1)))
-    run(rows, w, ends, bias, out, *how, precision or "")
+    k = 1 if places is None else places.k
+    out = x.new_empty((x.shape[0] * k, w.shape[-1] // (2 if how.gated else 1)))
+    permutation, inverse = (None, None) if places is None else places[:2]
+    run(x, w, ends, bias, permutation, inverse, out, k, *how, precision or "")
     return out
+
+
+_READS_TOKENS: dict[tuple[Any, ...], bool] = {}
+
+
+def reads_tokens(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    ends: torch.Tensor,
+    bias: torch.Tensor | None,
+    k: int,
+    how: Activation,
+    options: dict[str, Any],
+) -> bool:
+    """Whether ``activated`` reads x [T, H] where it is, so that nobody need gather it.
+
+    Values do not depend on the answer, so one that was found for the same sizes stays.
+    """
+    if x.device.type == "cpu":
+        return False
+    precision, name = options["precision"], options["implementation"]
+    key = (x.device, x.dtype, x.shape, x.stride(), w.shape, w.stride(), k, how, precision, name)
+    found = _READS_TOKENS.get(key)
+    if found is None:
+        _checks.grouped_mm(x, w, ends, True, bias, None, precision, name)
+        answers: list[bool] = []
+
+        def ask(*arguments: Any) -> None:
+            answers.append(_ops.native_moe_up_reads_tokens(*arguments))
+
+        run = _route.of_backend("grouped_mm", ask, x.device, name or "")
+        if run is not None:
+            run(x, w, ends, bias, k, how.gated, how.interleaved, precision or "")
+        if len(_READS_TOKENS) >= 4096:
+            _READS_TOKENS.clear()
+        found = _READS_TOKENS[key] = bool(answers and answers[0])
+    return found
 
 
 LIB.impl("moe_up", _up, "CompositeExplicitAutograd")

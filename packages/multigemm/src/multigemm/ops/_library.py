@@ -51,8 +51,12 @@ LIB.define(
     f"{_MOE_ACTIVATION}) -> ()"
 )
 LIB.define(
-    "native_moe_up(Tensor x, Tensor w, Tensor ends, Tensor? bias, Tensor(a!) out, int kind, bool gated, "
-    "bool interleaved, float alpha, float limit, str precision, str implementation) -> ()"
+    "native_moe_up(Tensor x, Tensor w, Tensor ends, Tensor? bias, Tensor? permutation, Tensor? inverse, "
+    f"Tensor(a!) out, {_MOE_ACTIVATION}, str precision, str implementation) -> ()"
+)
+LIB.define(
+    "native_moe_up_reads_tokens(Tensor x, Tensor w, Tensor ends, Tensor? bias, int k, bool gated, "
+    "bool interleaved, str precision, str implementation) -> bool"
 )
 LIB.define(
     "native_moe_activate_backward(Tensor grad, Tensor h, Tensor permutation, Tensor ends, Tensor? weights, "
