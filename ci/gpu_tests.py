@@ -107,6 +107,7 @@ def check_fit(folder: Path, name: str, without: str | None) -> None:
 
 def must_fail(pytest: list[str], environment: dict[str, str], without: str, chosen: list[str]) -> int:
     """Run each test of a defence by itself; 0 if all fail, as they have to where it is missing."""
+    environment = {**environment, "COLUMNS": "400"}  # room for the reasons in the summary
     pytest = [*pytest, "-q", "-p", "no:cacheprovider", *chosen]
     asked = subprocess.run(
         [*pytest, "--collect-only"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -131,8 +132,10 @@ def must_fail(pytest: list[str], environment: dict[str, str], without: str, chos
         except subprocess.TimeoutExpired:
             return f"failed: still running after {SECONDS} s", ""
         if done.returncode == 1:
-            summary = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            return "failed: " + (summary[0].partition(" - ")[2][:110] if summary else ""), ""
+            failures = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+            if failures:
+                return "failed: " + failures[0].partition(" - ")[2][:110], ""
+            return "NOT RUN, an error before or after it", done.stdout[-2000:]
         if done.returncode < 0:
             return f"failed: ended by signal {-done.returncode}", ""
         told = "PASSED OR SKIPPED" if done.returncode == 0 else f"NOT RUN, exit status {done.returncode}"

@@ -106,8 +106,8 @@ def test_dies(): os.kill(os.getpid(), signal.SIGKILL)
         ("def test_skips(): pytest.skip('not here')", 1, "test_skips: PASSED OR SKIPPED"),
         (
             "@pytest.fixture\ndef broken(): assert 0, 'a word'\ndef test_errs(broken): pass",
-            0,
-            "without guard: 3 of 3 tests fail, as all have to",
+            1,
+            "test_errs: NOT RUN, an error before or after it",
         ),
         ("def test_hangs(): time.sleep(300)", 0, "test_hangs: failed: still running after 20 s"),
     ],
