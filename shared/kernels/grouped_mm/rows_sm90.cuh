@@ -233,6 +233,12 @@ MG_DEVICE void multiply_tile(RowsShared& s, Ring& ring, uint32_t stages_at, int 
   constexpr uint64_t kAStep = kMajor == Major::K ? 2 : 128;  // 16 of K, in 16-byte units
   int previous = 0;
   ScaleOut scale = ScaleOut::Zero;
+  if constexpr (kMatrices == 2) {
+    // The compiler moves undefined sums of two matrices between multiplications, and then waits after each of these.
+#pragma unroll
+    for (int i = 0; i < kMostSums; ++i) sums[i] = 0.0f;
+    scale = ScaleOut::One;
+  }
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     Barrier::wait(&s.full[ring.stage], ring.phase);
