@@ -122,7 +122,7 @@ CUT = [
     Case("cut, few groups", (1024, 512, 0, 0), 20, 72),
     Case("cut, odd widths", SKEW, 19, 71, x="cut oddly", gy="cut oddly", w="cut oddly"),
     Case("cut, wide", (7, 0, 1200, 0), 72, 136),
-    Case("cut, of many groups", (*(1,) * 200, 700, *(0,) * 100, 90, *(2,) * 22), 17, 18),
+    Case("cut, of many groups", (*(1,) * 200, 900, *(0,) * 31, 90, *(2,) * 22), 17, 18),
     Case("cut, to float32", SKEW, 24, 40, out_dtype=torch.float32),
     Case("cut, batch", SKEW, 17, 20, b=2),
     Case("cut, batch, summed", SKEW, 20, 24, b=2, shared=True, x="cut"),
@@ -192,7 +192,11 @@ def test_tall_groups_of_thin_matrices_are_cut(kernels: Kernels, case: Case, dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [*SHORT, Case("more groups than are cut", (*(1,) * 256, 1300), 17, 18)],
+    ids=lambda case: case.name,
+)
 def test_what_is_not_cut(kernels: Kernels, case: Case, dtype: torch.dtype) -> None:
     assert wgrad(kernels, case, dtype).room == 0
 
