@@ -103,15 +103,22 @@ def _run(
     if kind == "wgrad":
         permutation, sizes = p.permutation, p.group_sizes
         if permutation is None or sizes is None:
-            from .sort_by_group import sort_by_group
-
-            permutation, sizes, _ = sort_by_group(p.labels, out.shape[0])
-        ends = sizes.cumsum(0)
+            permutation, ends = _sorted(p.labels, out.shape[0])
+        else:
+            ends = sizes.cumsum(0)
     rows = [_lined(t) for t in (x, *directions)]
     gy = None if gy is None else _lined(gy)
     w = None if w is None else _lined(w)
     run(kind, rows[0], rows[1:], w, gy, p.labels, permutation, ends, *p[3:-1], out)
     return out
+
+
+def _sorted(labels: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows by label, and the ends [G] of the groups among them: ``sort_by_group`` with half its launches,
+    as nothing is undone and rows without a group may lie past the last one in any order."""
+    ordered, permutation = torch.where(labels < 0, groups, labels).sort(stable=True)
+    numbers = torch.arange(1, groups + 1, device=labels.device)
+    return permutation, torch.searchsorted(ordered, numbers)
 
 
 def _lined(t: torch.Tensor) -> torch.Tensor:
