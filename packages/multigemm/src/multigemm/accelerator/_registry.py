@@ -46,6 +46,10 @@ def get_accelerator(device: torch.device | torch.Tensor | str | int | None = Non
     ``device`` is a ``torch.device``, a string such as "cuda:1", an index of the current accelerator
     type, a tensor (its device), or ``None``: torch's current accelerator, the CPU where there is none.
     """
+    if type(device) is torch.device:
+        known = _cache.get(device)
+        if known is not None:
+            return known
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     elif isinstance(device, torch.Tensor):

@@ -37,33 +37,64 @@ def present(order: GroupOrder) -> torch.Tensor | None:
     return None if found.shape[0] == sizes.shape[0] else found
 
 
+Place = tuple[dict[str, Any], str, object]
+"""What a module has under a name: a dict of its parameters or modules, the name, and the thing itself."""
+
+
 class Kept:
     """One value derived from weights, as long as they are frozen and unchanged. Not copied, not pickled."""
 
     def __init__(self) -> None:
         self._entry: tuple[Any, torch.Tensor] | None = None
+        self._watched: tuple[list[Place], list[tuple[nn.Parameter, int, int]], torch.Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_entry": None}
+        return {"_entry": None, "_watched": None}
+
+    def unchanged(self) -> torch.Tensor | None:
+        """The value that ``get`` gave where ``watch`` was told of its weights: a few words for each of them,
+        where ``get`` takes as long as launching a kernel. None where anything may have changed."""
+        watched = self._watched
+        if watched is None:
+            return None
+        places, weights, value = watched
+        for things, name, thing in places:
+            if things.get(name) is not thing:
+                return None
+        for w, version, address in weights:
+            if w.requires_grad or w._version != version or w.data_ptr() != address:
+                return None
+        return value
+
+    def watch(self, where: Callable[[], list[Place]]) -> None:
+        """Let ``unchanged`` answer for what is kept, if anything is: the places lead to every weight."""
+        entry = self._entry
+        if entry is None or self._watched is not None or traced():
+            return
+        places = where()
+        weights = [thing for _, _, thing in places if isinstance(thing, nn.Parameter)]
+        self._watched = (places, [(w, w._version, w.data_ptr()) for w in weights], entry[1])
 
     def get(self, weights: list[nn.Parameter], detail: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """``make()``, or what it gave for the same frozen weights and ``detail`` last time.
 
         An in-place change of a weight is noticed by its version, which ``weight.data.copy_`` alone passes by.
         """
-        frozen = all(
-            type(w) is nn.Parameter and not w.requires_grad and not w.is_inference() for w in weights
-        )
-        if not frozen or traced():
-            self._entry = None if not traced() else self._entry
+        if traced():
             return make()
-        key = (detail, [(w.data_ptr(), w._version, w.dtype, w.device) for w in weights])
+        for w in weights:
+            if w.requires_grad or type(w) is not nn.Parameter or w.is_inference():
+                self._entry = self._watched = None
+                return make()
+        first = weights[0]
+        places = [w.data_ptr() for w in weights]
+        key = (detail, places, [w._version for w in weights], first.dtype, first.device)
         entry = self._entry
         if entry is not None and entry[0] == key:
             return entry[1]
         with torch.inference_mode(False), torch.no_grad():
             value = make()
-        self._entry = (key, value)
+        self._entry, self._watched = (key, value), None
         return value
 
 

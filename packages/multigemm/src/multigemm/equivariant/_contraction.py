@@ -9,23 +9,29 @@ is not: see ``_terms.py`` for the polynomial and ``_grouped.py`` for the way it 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import _choice
+from .. import _choice, _route_polynomial
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
-from ..ops import GroupOrder
-from ..ops.indexed_polynomial import Polynomial, indexed_polynomial
+from ..ops import GroupOrder, _direct
+from ..ops.indexed_polynomial import Polynomial, at_once, evaluated
 from . import _grouped, _paths
-from ._cache import Kept, coefficients, present, traced
+from ._cache import Kept, Place, coefficients, present, traced
 from ._irreps import Irreps
 from ._irreps import layout as read_layout
 from ._rows import labels_of, order_of
 from ._terms import Setting, projection, shared, terms
 from ._weights import Contraction
+
+_TABLES = ("heads", "pairs", "last", "factors", "entries", "entry_ends", "places")
+_tables = operator.itemgetter(*_TABLES)
+_tables_whole = operator.itemgetter(*_TABLES[:-1], "places_whole")
+_requires_grad = operator.attrgetter("requires_grad")
 
 
 class SymmetricContraction(nn.Module):
@@ -134,6 +140,12 @@ class SymmetricContraction(nn.Module):
             self.register_buffer(name, table.to(device), persistent=False)
         self._pair_counts = _grouped.pair_counts(found)
         self._width, self._terms = found.width, len(found.last)
+        self._columns, self._columns_out = self.irreps_in.dim, self.irreps_out.dim
+        # What x has beside its rows in columns, and whole where the layout is that of whole ones.
+        shapes: list[tuple[int, ...]] = [(self._columns,), ()]
+        if self.layout_in == "mul_ir":
+            shapes[1] = self.num_features, found.width
+        self._shapes = shapes
         self._kept = Kept()
         for name, table in self._numbers().items():
             self.register_buffer(name, table.to(self._like()), persistent=False)
@@ -147,10 +159,20 @@ class SymmetricContraction(nn.Module):
 
     def _weights(self) -> list[list[nn.Parameter]]:
         """Of each output, by falling degree."""
+        if not torch.compiler.is_compiling():
+            contractions: Any = self._modules["contractions"]
+            return [c.all_weights() for c in contractions._modules.values()]
         return [c.all_weights() for c in self.contractions if isinstance(c, Contraction)]
 
     def _like(self) -> nn.Parameter:
         return self._weights()[0][0]
+
+    def _places(self) -> list[Place]:
+        contractions: Any = self._modules["contractions"]
+        found: list[Place] = [(self._modules, "contractions", contractions)]
+        for name, own in contractions._modules.items():
+            found += [(contractions._modules, name, own), *own.places()]
+        return found
 
     def _tables(self, name: str) -> list[torch.Tensor]:
         """ "coefficients" or "mixtures", of each output."""
@@ -158,6 +180,7 @@ class SymmetricContraction(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> SymmetricContraction:
         before = self._like().dtype
+        self._kept = Kept()  # which holds the weights that it was made of
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         like = self._like()
         if like.dtype != before:  # made anew, or what float32 rounded off would be missing in float64
@@ -177,6 +200,10 @@ class SymmetricContraction(nn.Module):
                 element (a label outside 0 .. G-1, a row of zeros) gives zeros.
             order: ``sort_by_group(labels, G)`` instead, sorted once and shared between layers.
         """
+        if labels is not None and not torch.compiler.is_compiling():
+            y = self._again(x, labels)
+            if y is not None:
+                return y
         op = "SymmetricContraction"
         self._check_shape(op, x)
         weights = self._weights()
@@ -188,6 +215,31 @@ class SymmetricContraction(nn.Module):
         if _paths.path_of(self.implementation, x.device, x.dtype) == "fused":
             return self._fused(op, x, weights, labels, order)
         return self._grouped(op, x, weights, order_of(op, labels, order, x, self.num_elements))
+
+    def _again(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor | None:
+        """The result of nearly every call of a frozen module: one launch, and hardly a word beside it.
+
+        None, with nothing done, where there is anything that this would have to say or to make.
+        """
+        w = self._kept.unchanged()
+        if w is None or self.implementation == "grouped" or not _direct.plain(x):
+            return None
+        shape, device = x.shape, x.device
+        whole = len(shape) == 3
+        if shape[1:] != self._shapes[whole] or x.dtype is not w.dtype or w.device != device:
+            return None
+        if type(labels) is not torch.Tensor or labels.dtype is not torch.int64:
+            return None
+        if labels.shape != shape[:1] or labels.device != device:
+            return None
+        name = _choice.pinned()
+        kernel = _route_polynomial.at_once(device, name)
+        if kernel is None:
+            return None
+        tables = (_tables_whole if whole else _tables)(self._buffers)
+        if whole:
+            x = x.view(shape[0], self._columns) if x.is_contiguous() else x.flatten(1)
+        return at_once(x, w, labels, tables, self._columns_out, name, kernel)
 
     def explain(self) -> _paths.ContractionExplanation:
         """Which way the contraction is computed where its weights are now, and why."""
@@ -204,24 +256,27 @@ class SymmetricContraction(nn.Module):
         order: GroupOrder | None,
     ) -> torch.Tensor:
         if labels is not None:
-            labels = labels_of(op, labels, x, self.num_elements).to(torch.int64)
+            labels = labels_of(op, labels, x, self.num_elements)
+            if labels.dtype != torch.int64:
+                labels = labels.to(torch.int64)
         else:
             order = order_of(op, None, order, x, self.num_elements)
             labels = _paths.labels_from(order)
         flat = [w for own in weights for w in own]
         elements = None
-        if labels.device.type == "cpu" and not traced() and any(w.requires_grad for w in flat):
+        if labels.is_cpu and not traced() and any(map(_requires_grad, flat)):
             # Only the weights of elements that are present are mixed; frozen ones are, of all, once.
             elements, labels = _paths.renumbered(labels, self.num_elements)
             order = None
         w = self._kept.get(flat, "fused", lambda: coefficients(weights, self._tables("mixtures"), elements))
+        self._kept.watch(self._places)
         permutation, sizes = (None, None) if order is None else order[:2]
         whole = x.dim() == 3
         places = self.places_whole if whole else self.places
         name = _choice.pinned()
         tables = self.heads, self.pairs, self.last, self.factors, self.entries, self.entry_ends, places
         polynomial = Polynomial(labels, permutation, sizes, *tables, name)
-        return indexed_polynomial(x.flatten(1) if whole else x, w, polynomial)
+        return evaluated(x.flatten(1) if whole else x, w, polynomial)
 
     def _grouped(
         self, op: str, x: torch.Tensor, weights: list[list[nn.Parameter]], order: GroupOrder
@@ -236,15 +291,9 @@ class SymmetricContraction(nn.Module):
 
         detail = ("grouped", None if elements is None else tuple(elements.tolist()))
         v = self._kept.get([w for own in weights for w in own], detail, make)
-        features = self._features(x)
-        return self._columns(_grouped.contract(features, order, v, self.pair_factors, self._pair_counts))
-
-    def _columns(self, y: torch.Tensor) -> torch.Tensor:
-        """y [N, C, O] in ``layout_out``."""
-        if self.layout_out == "ir_mul":
-            return y.transpose(1, 2).flatten(1)
-        dims = [block.ir.dim for block in self.irreps_out]
-        return torch.cat([part.flatten(1) for part in y.split(dims, 2)], 1)
+        features = _grouped.features(x, self.irreps_in, self.layout_in)
+        y = _grouped.contract(features, order, v, self.pair_factors, self._pair_counts)
+        return _grouped.columns(y, self.irreps_out, self.layout_out)
 
     def _check_shape(self, op: str, x: torch.Tensor) -> None:
         channels, width = self.num_features, self._width
@@ -255,18 +304,6 @@ class SymmetricContraction(nn.Module):
                 f"{op}: x must have shape [N, {channels}, {width}] (mul_ir) or [N, {channels * width}], "
                 f"got {list(x.shape)}."
             )
-
-    def _features(self, x: torch.Tensor) -> torch.Tensor:
-        """x as [N, C, D]."""
-        if x.dim() == 3:
-            return x
-        if self.layout_in == "ir_mul":
-            return x.reshape(x.shape[0], self._width, self.num_features).transpose(1, 2)
-        blocks, at = [], 0
-        for block in self.irreps_in:
-            blocks.append(x[:, at : at + block.dim].unflatten(1, (self.num_features, block.ir.dim)))
-            at += block.dim
-        return torch.cat(blocks, 2)
 
     def extra_repr(self) -> str:
         return (

@@ -17,6 +17,7 @@ import torch
 
 from ..ops import GroupOrder, grouped_mm
 from ..ops._library import forward_mode, signed
+from ._irreps import Irreps
 from ._rows import gather
 from ._terms import Terms
 
@@ -94,3 +95,24 @@ class _Pick(torch.autograd.Function):
         g = grads[0]
         ones = (index.unsqueeze(1) == torch.arange(ctx.width, device=g.device)).to(g.dtype)
         return g @ ones, None
+
+
+def features(x: torch.Tensor, irreps: Irreps, layout: str) -> torch.Tensor:
+    """x as [N, C, D], from that or from columns in ``layout``."""
+    if x.dim() == 3:
+        return x
+    channels = irreps[0].mul
+    if layout == "ir_mul":
+        return x.reshape(x.shape[0], sum(block.ir.dim for block in irreps), channels).transpose(1, 2)
+    blocks, at = [], 0
+    for block in irreps:
+        blocks.append(x[:, at : at + block.dim].unflatten(1, (channels, block.ir.dim)))
+        at += block.dim
+    return torch.cat(blocks, 2)
+
+
+def columns(y: torch.Tensor, irreps: Irreps, layout: str) -> torch.Tensor:
+    """y [N, C, O] as columns in ``layout``."""
+    if layout == "ir_mul":
+        return y.transpose(1, 2).flatten(1)
+    return torch.cat([part.flatten(1) for part in y.split([block.ir.dim for block in irreps], 2)], 1)

@@ -17,6 +17,7 @@ from ._irreps import Irreps
 from ._terms import Shared, Terms
 
 PATHS = ("fused", "grouped")
+_FUSED_DTYPES = (torch.float64, torch.float32)
 
 
 class ContractionExplanation(NamedTuple):
@@ -42,7 +43,7 @@ def choose(argument: str | None, device: torch.device, dtype: torch.dtype) -> tu
     """
     if argument is not None:
         return argument, "argument", "asked for"
-    if dtype not in (torch.float64, torch.float32):
+    if dtype not in _FUSED_DTYPES:
         return "grouped", "default", f"the fused kernels compute float64 and float32, not {dtype}"
     choice = _choice.resolve("", _choice.pinned(), _route_polynomial.OPERATOR, device)
     if choice.name not in ("", "native", "simt"):
@@ -54,6 +55,10 @@ def choose(argument: str | None, device: torch.device, dtype: torch.dtype) -> tu
 
 
 def path_of(argument: str | None, device: torch.device, dtype: torch.dtype) -> str:
+    if argument is not None:
+        return argument
+    if dtype in _FUSED_DTYPES and _route_polynomial.at_once(device, _choice.pinned()) is not None:
+        return "fused"  # nearly every call, without the words that `explain` needs
     return choose(argument, device, dtype)[0]
 
 

@@ -15,12 +15,21 @@ from .._errors import DeviceError, DTypeError, OptionError, ShapeError
 from ..ops import GroupOrder, sort_by_group
 from ..ops._library import forward_mode, outer_tangents, signed
 
+_INTEGERS = (torch.int64, torch.int32)
+
 
 def labels_of(op: str, attributes: torch.Tensor, x: torch.Tensor, elements: int) -> torch.Tensor:
     """[N] integers from integer labels [N] or one-hot rows [N, G] of floats; a row of zeros gets -1.
 
     A value other than one-hot cannot be seen without reading it; ``MULTIGEMM_CHECK=1`` reads and refuses it.
     """
+    if (
+        type(attributes) is torch.Tensor
+        and attributes.dtype in _INTEGERS
+        and attributes.shape == x.shape[:1]
+        and attributes.device == x.device
+    ):
+        return attributes  # nearly every call
     if not isinstance(attributes, torch.Tensor):
         raise DTypeError(f"{op}: labels must be a tensor, got {type(attributes).__name__}.")
     if attributes.device != x.device:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ._cache import Place
 from ._terms import Setting, couplings
 
 _NUMBERS = ("0", "1")
@@ -46,11 +47,21 @@ class Contraction(nn.Module):
         """By falling degree."""
         if not torch.compiler.is_compiling():
             # From where they lie: a module takes microseconds to find each. Parametrized ones lie elsewhere.
-            rest = self.weights._parameters
+            rest = self._modules["weights"]._parameters  # type: ignore[union-attr]
             found = [self._parameters.get("weights_max"), *map(rest.get, _NUMBERS[: self.correlation - 1])]
-            if all(w is not None for w in found):
-                return found  # type: ignore[return-value]  # none of them is None
+            for w in found:
+                if w is None:
+                    break
+            else:
+                return found
         return [self.weights_max, *(self.weights[i] for i in range(len(self.weights)))]
+
+    def places(self) -> list[Place]:
+        """Where the weights lie; what is found there leads to all of them, unless they are parametrized."""
+        rest: Any = self._modules["weights"]
+        found: list[Place] = [(self._modules, "weights", rest)]
+        found += [(self._parameters, name, w) for name, w in self._parameters.items()]
+        return found + [(rest._parameters, name, w) for name, w in rest._parameters.items()]
 
     def _derived(self) -> dict[str, torch.Tensor]:
         like = self.weights_max

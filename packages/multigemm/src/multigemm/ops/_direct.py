@@ -43,6 +43,16 @@ class Ways(NamedTuple):
 WAYS: dict[str, Ways] = {}
 
 
+def ways(function: type[Function], kernel: Callable[..., torch.Tensor]) -> Ways:
+    """Those of the operator that ``function`` records; a function like it calls the kernel at once."""
+    made: Any = type(function)
+    return Ways(
+        function.operator,
+        kernel,
+        made(f"{function.__name__}Direct", (function,), {"forward": staticmethod(kernel)}),
+    )
+
+
 def product(op: str, x: torch.Tensor, other: torch.Tensor, *arguments: Any) -> torch.Tensor:
     """The operator ``op``, by the shortest way that this call allows."""
     ways = WAYS[op]
@@ -54,19 +64,34 @@ def product(op: str, x: torch.Tensor, other: torch.Tensor, *arguments: Any) -> t
     return ways.kernel(x, other, *arguments)
 
 
+def call(op: str, operands: tuple[torch.Tensor | None, ...], arguments: tuple[Any, ...]) -> torch.Tensor:
+    """The same for any operator: ``operands`` are those of its ``arguments`` that have gradients."""
+    ways = WAYS[op]
+    if torch.compiler.is_compiling() or not plain(*operands):
+        return ways.operator(*arguments)
+    if grad_needed(*operands):
+        return ways.function.record(*arguments)
+    return ways.kernel(*arguments)
+
+
 def possible(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
     """Whether a call on these operands may go straight to its kernel."""
     return plain(x, other, bias) and not grad_needed(x, other, bias)
 
 
-def plain(x: torch.Tensor, other: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
-    """Whether nothing but autograd, reverse mode, can stand between a call and its kernel."""
+def plain(*operands: torch.Tensor | None) -> bool:
+    """Whether nothing but autograd, reverse mode, can stand between a call and its kernel.
+
+    The first operand is a tensor, whose device the kernel's is.
+    """
     if _QUESTIONS is None or forward_mode():
         return False
-    kind = x.device.type
+    kind = operands[0].device.type  # type: ignore[union-attr]
     if kind not in _DEVICES:  # meta tensors have no kernel; other devices may have keys of their own
         return False
-    for tensor in (x, other) if bias is None else (x, other, bias):
+    for tensor in operands:
+        if tensor is None:
+            continue
         # The vmap of `is_grads_batched` is none of the questions below; its tensors tell.
         if type(tensor) not in _PLAIN or tensor.is_neg() or _batched(tensor):
             return False

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._errors import DeviceError, DTypeError, ShapeError
 from . import _vmap
 
 
@@ -38,6 +39,26 @@ class Polynomial(NamedTuple):
 
 TABLES = len(Polynomial._fields)
 """How many arguments of an operator are its tables, the last ones."""
+
+
+def check(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> None:
+    op = "indexed_polynomial"
+    if x.dim() != 2 or w.dim() != 3 or w.shape[1] != p.entry_ends.shape[0]:
+        raise ShapeError(
+            f"{op}: x must have shape [N, D C] and w [G, {p.entry_ends.shape[0]}, C], "
+            f"got {list(x.shape)} and {list(w.shape)}."
+        )
+    if x.dtype not in (torch.float64, torch.float32) or w.dtype != x.dtype:
+        raise DTypeError(f"{op}: x and w must both be float64 or float32, got {x.dtype} and {w.dtype}.")
+    if p.factors.dtype != x.dtype:
+        raise DTypeError(f"{op}: the factors must be of the dtype of x, {x.dtype}, got {p.factors.dtype}.")
+    for name, other in (("w", w), ("labels", p.labels), ("heads", p.heads)):
+        if other.device != x.device:
+            raise DeviceError(f"{op}: {name} must be on the device of x, {x.device}, got {other.device}.")
+    if p.labels.shape != x.shape[:1] or p.labels.dtype != torch.int64:
+        raise ShapeError(
+            f"{op}: labels must be int64 [{x.shape[0]}], got {p.labels.dtype} {list(p.labels.shape)}."
+        )
 
 
 def batched(call: Callable[..., torch.Tensor], slots: int, weights: int | None, groups: int | None) -> Any:

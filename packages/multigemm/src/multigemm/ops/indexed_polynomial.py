@@ -23,10 +23,9 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _reference_polynomial, _route_polynomial
-from .._errors import DeviceError, DTypeError, ShapeError
 from . import _direct
 from ._library import LIB, Function, forward_mode, outer_tangents, register_fake, saved_for_tangents, sum_of
-from ._polynomial import TABLES, batched
+from ._polynomial import TABLES, batched, check
 from ._polynomial import Polynomial as Polynomial
 
 _TABLES = "Tensor heads, Tensor pairs, Tensor last, Tensor factors, Tensor entries, Tensor entry_ends"
@@ -54,31 +53,34 @@ def indexed_polynomial(x: torch.Tensor, w: torch.Tensor, polynomial: Polynomial)
     Rows whose label is outside 0 .. G-1 give zeros. Nothing is read back from the device.
     """
     if not torch.compiler.is_compiling():
-        _check(x, w, polynomial)
-        if _direct.possible(x, w):
-            return _value(x, None, None, None, w, *polynomial)
-    y: torch.Tensor = _VALUE(x, None, None, None, w, *polynomial)
-    return y
+        check(x, w, polynomial)
+    return evaluated(x, w, polynomial)
 
 
-def _check(x: torch.Tensor, w: torch.Tensor, p: Polynomial) -> None:
-    op = "indexed_polynomial"
-    if x.dim() != 2 or w.dim() != 3 or w.shape[1] != p.entry_ends.shape[0]:
-        raise ShapeError(
-            f"{op}: x must have shape [N, D C] and w [G, {p.entry_ends.shape[0]}, C], "
-            f"got {list(x.shape)} and {list(w.shape)}."
-        )
-    if x.dtype not in (torch.float64, torch.float32) or w.dtype != x.dtype:
-        raise DTypeError(f"{op}: x and w must both be float64 or float32, got {x.dtype} and {w.dtype}.")
-    if p.factors.dtype != x.dtype:
-        raise DTypeError(f"{op}: the factors must be of the dtype of x, {x.dtype}, got {p.factors.dtype}.")
-    for name, other in (("w", w), ("labels", p.labels), ("heads", p.heads)):
-        if other.device != x.device:
-            raise DeviceError(f"{op}: {name} must be on the device of x, {x.device}, got {other.device}.")
-    if p.labels.shape != x.shape[:1] or p.labels.dtype != torch.int64:
-        raise ShapeError(
-            f"{op}: labels must be int64 [{x.shape[0]}], got {p.labels.dtype} {list(p.labels.shape)}."
-        )
+def evaluated(x: torch.Tensor, w: torch.Tensor, polynomial: Polynomial) -> torch.Tensor:
+    """The same for operands that fit."""
+    return _direct.call("indexed_polynomial", (x, w), (x, None, None, None, w, *polynomial))
+
+
+def at_once(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    labels: torch.Tensor,
+    tables: tuple[torch.Tensor, ...],
+    columns: int,
+    name: str,
+    kernel: str,
+) -> torch.Tensor:
+    """The same for an x that is ``_direct.plain``, constant w and tables of which none has to be looked at,
+    where ``_route_polynomial.at_once`` named the kernel: y [N, columns]."""
+    if x.requires_grad and torch.is_grad_enabled():
+        record = _direct.WAYS["indexed_polynomial"].function.record
+        return record(x, None, None, None, w, labels, None, None, *tables, name)
+    out = x.new_empty((x.shape[0], columns))
+    _route_polynomial.launch(
+        kernel, x.device, "value", _lined(x), [], w, None, labels, None, None, *tables, out
+    )
+    return out
 
 
 # --- kernels ----------------------------------------------------------------------------------------
@@ -101,15 +103,22 @@ def _run(
     if kind == "wgrad":
         permutation, sizes = p.permutation, p.group_sizes
         if permutation is None or sizes is None:
-            from .sort_by_group import sort_by_group
-
-            permutation, sizes, _ = sort_by_group(p.labels, out.shape[0])
-        ends = sizes.cumsum(0)
+            permutation, ends = _sorted(p.labels, out.shape[0])
+        else:
+            ends = sizes.cumsum(0)
     rows = [_lined(t) for t in (x, *directions)]
     gy = None if gy is None else _lined(gy)
     w = None if w is None else _lined(w)
     run(kind, rows[0], rows[1:], w, gy, p.labels, permutation, ends, *p[3:-1], out)
     return out
+
+
+def _sorted(labels: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows by label, and the ends [G] of the groups among them: ``sort_by_group`` with half its launches,
+    as nothing is undone and rows without a group may lie past the last one in any order."""
+    ordered, permutation = torch.where(labels < 0, groups, labels).sort(stable=True)
+    numbers = torch.arange(1, groups + 1, device=labels.device)
+    return permutation, torch.searchsorted(ordered, numbers)
 
 
 def _lined(t: torch.Tensor) -> torch.Tensor:
@@ -180,15 +189,24 @@ Vs = list[torch.Tensor]
 
 
 def _y(x: torch.Tensor, vs: Vs, w: torch.Tensor, rest: Any) -> torch.Tensor | None:
-    return _VALUE(x, *vs, *[None] * (3 - len(vs)), w, *rest) if len(vs) <= 3 else None
+    if len(vs) > 3:
+        return None
+    arguments = (x, *vs, *[None] * (3 - len(vs)), w, *rest)
+    return _direct.call("indexed_polynomial", (x, w, *vs), arguments)
 
 
 def _gx(x: torch.Tensor, vs: Vs, w: torch.Tensor, gy: torch.Tensor, rest: Any) -> torch.Tensor | None:
-    return _XGRAD(x, *vs, *[None] * (2 - len(vs)), w, gy, *rest) if len(vs) <= 2 else None
+    if len(vs) > 2:
+        return None
+    arguments = (x, *vs, *[None] * (2 - len(vs)), w, gy, *rest)
+    return _direct.call("indexed_polynomial_xgrad", (x, w, gy, *vs), arguments)
 
 
 def _gw(x: torch.Tensor, vs: Vs, gy: torch.Tensor, groups: int, rest: Any) -> torch.Tensor | None:
-    return _WGRAD(x, *vs, *[None] * (3 - len(vs)), gy, groups, *rest) if len(vs) <= 3 else None
+    if len(vs) > 3:
+        return None
+    arguments = (x, *vs, *[None] * (3 - len(vs)), gy, groups, *rest)
+    return _direct.call("indexed_polynomial_wgrad", (x, gy, *vs), arguments)
 
 
 def _without(vs: Vs, i: int) -> Vs:
@@ -352,6 +370,7 @@ for _name, _class, _kernel, _position in (
     ("indexed_polynomial_xgrad", _XGrad, _xgrad, (3, None)),
     ("indexed_polynomial_wgrad", _WGrad, _wgrad, (None, 5)),
 ):
+    _direct.WAYS[_name] = _direct.ways(_class, _kernel)
     LIB.impl(_name, _kernel, "CompositeExplicitAutograd")
     LIB.impl(_name, _class.run, "Autograd")
     torch.library.register_vmap(
@@ -361,7 +380,7 @@ for _name, _class, _kernel, _position in (
 
 def _fake_value(x: Any, v1: Any, v2: Any, v3: Any, w: Any, *rest: Any) -> torch.Tensor:
     p = Polynomial(*rest)
-    _check(x, w, p)
+    check(x, w, p)
     return _like_y(x, w, p)
 
 
