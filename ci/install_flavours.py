@@ -37,10 +37,13 @@ FLAVOURS = {
 }
 
 
-def claiming(setting: Setting, flavour: str) -> Path:
-    """Return a folder of links to PyTorch and all beside it, in which it says that it is of that flavour."""
+def claiming(setting: Setting, flavour: str, case: str) -> Path:
+    """Return a folder of links to PyTorch and all beside it, in which it says that it is of that flavour.
+
+    Each case has its own: cases run side by side, and one would read what another is making anew.
+    """
     field, version = FLAVOURS[flavour]
-    folder = fresh(setting.work / "claims" / flavour)
+    folder = fresh(setting.work / "claims" / case)
     for entry in setting.torch.iterdir():
         if entry.name not in ("torch", "__pycache__") and not entry.name.startswith(("pip", "setuptools")):
             (folder / entry.name).symlink_to(entry)
@@ -64,7 +67,7 @@ def fits(name: str, flavour: str) -> bool:
 def wrong(flavour: str, setting: Setting, case: str) -> None:
     """Every backend but the right one: refused before anything is opened, with the line that mends it."""
     names = [name for name in setting.backends() if ROWS[name]["kind"] != "cpu" and not fits(name, flavour)]
-    environment = Environment(setting, case, torch=claiming(setting, flavour))
+    environment = Environment(setting, case, torch=claiming(setting, flavour, case))
     environment.install(f"multigemm[{','.join(names)}]")
     told = environment.run(ASK)
     if told["found"] != "FlavourMismatch" or told["mapped"]:
@@ -78,7 +81,7 @@ def wrong(flavour: str, setting: Setting, case: str) -> None:
 
 def right(name: str, flavour: str, setting: Setting, case: str) -> None:
     """All backends: the right one is taken and opened, with the libraries of the vendor's wheels."""
-    environment = Environment(setting, case, torch=claiming(setting, flavour))
+    environment = Environment(setting, case, torch=claiming(setting, flavour, case))
     environment.install(f"multigemm[{','.join(setting.backends())}]")
     needed, hostile = setting.info(name)["needed"], fresh(setting.work / f"hostile-{name}")
     for entry in needed:
