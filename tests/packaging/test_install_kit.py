@@ -76,10 +76,12 @@ def test_another_flavour_of_pytorch_is_claimed_in_a_folder_of_links(kit: ModuleT
     text = "__version__ = '2.13.0'\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
     (packages / "torch" / "version.py").write_text(text)
     setting = kit.Setting(tmp_path, packages, tmp_path / "work")
-    folder = flavours.claiming(setting, "rocm7")
+    folder = flavours.claiming(setting, "rocm7", "a")
     told = (folder / "torch" / "version.py").read_text()
     assert "hip = '7.1.0'" in told and "cuda: Optional[str] = None" in told
     assert (folder / "torch" / "lib").is_symlink() and (folder / "other").is_symlink()
+    (folder / "mark").touch()  # a case beside this one makes a folder of its own
+    assert flavours.claiming(setting, "rocm7", "c") != folder and (folder / "mark").exists()
     (packages / "torch" / "version.py").write_text(text.replace("= None", "= '13.0'"))
     with pytest.raises(flavours.Failed, match="is not one for the CPU"):
-        flavours.claiming(setting, "cuda12")
+        flavours.claiming(setting, "cuda12", "b")
