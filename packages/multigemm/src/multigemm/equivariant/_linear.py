@@ -149,7 +149,7 @@ class IndexedLinear(nn.Module):
         name = _choice.pinned()
         if _linear_map.direct(x, w):
             places = places_of(op, labels, order, x, self.num_elements)
-            return _linear_map.apply(self._plan, x, w, places, name)
+            return _linear_map.by_kernels(self._plan, x, w, places, name)
         permutation, sizes, inverse = order_of(op, labels, order, x, self.num_elements)
         return _linear_map.composed(
             self._plan, x, w, Places(permutation, inverse, sizes, False), name or None

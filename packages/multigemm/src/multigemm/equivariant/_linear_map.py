@@ -97,6 +97,13 @@ def apply(
     """
     if not direct(x, w):
         return composed(p, x, w, places, name or None, transposed)
+    return by_kernels(p, x, w, places, name, transposed)
+
+
+def by_kernels(
+    p: Plan, x: torch.Tensor, w: torch.Tensor, places: Places, name: str, transposed: bool = False
+) -> torch.Tensor:
+    """``apply`` where ``direct`` holds."""
     if grad_needed(x, w):
         return _Apply.record(p, x, w, *places, name, transposed)
     return _apply(p, x, w, places, name, transposed)
@@ -180,15 +187,8 @@ def _apply(
         parts = []
         for step in steps:
             part = x.new_empty((count, block.dim, block.mul))
-            run(
-                rows[step.source(transposed)],
-                _matrices(p, w, step, transposed),
-                places.groups,
-                places.ends,
-                None,
-                part,
-                "",
-            )
+            matrices = _matrices(p, w, step, transposed)
+            run(rows[step.source(transposed)], matrices, places.groups, places.ends, None, part, "")
             parts.append(part if p.common is not None else part.mul_(step.factor))
         total = parts[0]
         for part in parts[1:]:

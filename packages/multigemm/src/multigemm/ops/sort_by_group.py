@@ -68,7 +68,8 @@ def _sorted(labels: torch.Tensor, groups: int) -> tuple[torch.Tensor, torch.Tens
     return ordered, permutation, torch.empty_like(permutation).scatter_(0, permutation, numbers)
 
 
-_MOST_GROUPS = 1024  # MG_MOE_MOST_EXPERTS
+# What the kernel takes: MG_MOE_MOST_EXPERTS, and places of 32 bits.
+_MOST_GROUPS, _MOST_ROWS = 1024, 2**31 - 1
 
 
 @functools.cache
@@ -83,8 +84,9 @@ def _by_kernel(labels: torch.Tensor, groups: int) -> bool:
     kind = labels.device.type
     return (
         kind != "cpu"
-        and 0 < groups <= _MOST_GROUPS
         and labels.dtype is torch.int64
+        and 0 < groups <= _MOST_GROUPS
+        and labels.shape[0] <= _MOST_ROWS
         and _choice.environment() in _BY_BACKEND
         and _choice.pinned() in _BY_BACKEND
         and _direct.plain(labels)
@@ -107,8 +109,5 @@ def order_and_ends(labels: torch.Tensor, groups: int) -> tuple[torch.Tensor, tor
         )  # fmt: skip
         return permutation, inverse, ends
     ordered, permutation, inverse = _sorted(labels, groups)
-    return (
-        permutation,
-        inverse,
-        torch.searchsorted(ordered, torch.arange(1, groups + 1, device=labels.device)),
-    )
+    ends = torch.searchsorted(ordered, torch.arange(1, groups + 1, device=labels.device))
+    return permutation, inverse, ends
