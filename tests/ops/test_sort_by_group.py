@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import multigemm
-from multigemm import errors
+from multigemm import _dispatch, errors
 
 
 @settings(deadline=None)
@@ -85,3 +87,28 @@ def test_refused(labels, groups, error, sentence) -> None:
     with pytest.raises(error) as caught:
         multigemm.sort_by_group(labels, groups)
     assert str(caught.value) == f"sort_by_group: {sentence}"
+
+
+@pytest.mark.parametrize("groups", [1, 7, 1024])
+@pytest.mark.parametrize("rows", [0, 5, 3000])
+def test_the_order_by_a_kernel(
+    rows: int, groups: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What layers take on a GPU: the same rows in the same places."""
+    if _dispatch.backend_for(device.type) is None:
+        pytest.skip("no backend")
+    labels = torch.randint(-2, groups + 2, (2 * rows,))[::2].to(device)  # not contiguous
+    if rows:
+        labels[0], labels[-1] = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    module = sys.modules["multigemm.ops.sort_by_group"]
+    found = []
+    for by_kernel in (True, False):
+        monkeypatch.setattr(module, "_by_kernel", lambda *_, answer=by_kernel: answer)
+        found.append(module.order_and_ends(labels, groups))
+    order = multigemm.sort_by_group(labels, groups)
+    sizes = order.group_sizes
+    live = int(sizes.sum())
+    for permutation, inverse, ends in found:
+        assert torch.equal(ends.long(), sizes.cumsum(0))
+        assert torch.equal(permutation[:live].long(), order.permutation[:live])
+        assert torch.equal(permutation.long()[inverse.long()], torch.arange(rows, device=device))

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from .. import _choice
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
-from ..ops import GroupOrder, grouped_mm
+from ..ops import GroupOrder
+from . import _linear_map
 from ._irreps import Irreps
 from ._irreps import layout as read_layout
-from ._rows import gather, order_of
+from ._rows import Places, order_of, places_of
 
 NORMALIZATIONS = ("element", "path", "none")
 
@@ -50,6 +52,18 @@ def paths(irreps_in: Irreps, irreps_out: Irreps, normalization: str) -> list[Pat
         result.append(Path(i, o, at, at + size, 1 / math.sqrt(max(terms, 1))))
         at += size
     return result
+
+
+def plan(irreps_in: Irreps, irreps_out: Irreps, layout: str, found: list[Path]) -> _linear_map.Plan:
+    """The same for ``_linear_map``."""
+
+    def blocks(irreps: Irreps) -> list[_linear_map.Block]:
+        found = zip(irreps.starts(), irreps, strict=True)
+        return [_linear_map.Block(start, block.mul, block.ir.dim) for start, block in found]
+
+    steps = [_linear_map.Step(p.block_in, p.block_out, p.start, p.factor) for p in found]
+    weights = found[-1].stop if found else 0
+    return _linear_map.plan(blocks(irreps_in), blocks(irreps_out), steps, layout == "mul_ir", weights)
 
 
 class IndexedLinear(nn.Module):
@@ -95,6 +109,7 @@ class IndexedLinear(nn.Module):
         self.path_normalization = path_normalization
         self.paths = paths(self.irreps_in, self.irreps_out, path_normalization)
         self.weight_numel = self.paths[-1].stop if self.paths else 0
+        self._plan = plan(self.irreps_in, self.irreps_out, self.layout, self.paths)
         self.weight = nn.Parameter(torch.empty(num_elements, self.weight_numel, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -122,7 +137,7 @@ class IndexedLinear(nn.Module):
         if x.dim() != 2 or x.shape[1] != self.irreps_in.dim:
             raise ShapeError(f"{op}: x must have shape [N, {self.irreps_in.dim}], got {list(x.shape)}.")
         w = self.weight if weight is None else weight
-        if tuple(w.shape) != (self.num_elements, self.weight_numel):
+        if w.shape != (self.num_elements, self.weight_numel):
             raise ShapeError(
                 f"{op}: weight must have shape [{self.num_elements}, {self.weight_numel}], "
                 f"got {list(w.shape)}."
@@ -131,40 +146,14 @@ class IndexedLinear(nn.Module):
             raise DeviceError(f"{op}: x must be on the device of the weights, {w.device}, got {x.device}.")
         if w.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
             raise DTypeError(f"{op}: x must have the dtype of the weights, {w.dtype}, got {x.dtype}.")
-        order = order_of(op, labels, order, x, self.num_elements)
-        inputs = self._inputs(x, order)
-        # All pieces at once: the gradient of a split is one concatenation, those of slices are added up.
-        pieces = w.split([path.stop - path.start for path in self.paths], 1)
-        outputs = []
-        for o, block in enumerate(self.irreps_out):
-            total = None
-            for path, piece in zip(self.paths, pieces, strict=True):
-                if path.block_out != o or block.mul == 0 or self.irreps_in[path.block_in].mul == 0:
-                    continue
-                matrices = piece.unflatten(1, (1, -1, block.mul))
-                y = grouped_mm(inputs[path.block_in], matrices, order.group_sizes) * path.factor
-                total = y if total is None else total + y
-            if total is None:
-                outputs.append(x.new_zeros(x.shape[0], block.dim))
-                continue
-            if self.layout == "mul_ir":
-                total = total.transpose(1, 2)
-            outputs.append(gather(total, order.inverse, order.permutation).flatten(1))
-        return torch.cat(outputs, 1) if outputs else x.new_zeros(x.shape[0], 0)
-
-    def _inputs(self, x: torch.Tensor, order: GroupOrder) -> dict[int, torch.Tensor]:
-        """The input blocks that a path reads, [N, 2l+1, mul], in the elements' order."""
-        result = {}
-        starts = self.irreps_in.starts()
-        for i in sorted({path.block_in for path in self.paths}):
-            block = self.irreps_in[i]
-            columns = x[:, starts[i] : starts[i] + block.dim]
-            if self.layout == "mul_ir":
-                columns = columns.unflatten(1, (block.mul, block.ir.dim)).transpose(1, 2)
-            else:
-                columns = columns.unflatten(1, (block.ir.dim, block.mul))
-            result[i] = gather(columns, order.permutation, order.inverse)
-        return result
+        name = _choice.pinned()
+        if _linear_map.direct(x, w):
+            places = places_of(op, labels, order, x, self.num_elements)
+            return _linear_map.by_kernels(self._plan, x, w, places, name)
+        permutation, sizes, inverse = order_of(op, labels, order, x, self.num_elements)
+        return _linear_map.composed(
+            self._plan, x, w, Places(permutation, inverse, sizes, False), name or None
+        )
 
     def extra_repr(self) -> str:
         return (

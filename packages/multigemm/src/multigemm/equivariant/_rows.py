@@ -6,16 +6,27 @@ order in which a GPU adds, and derivatives of any order are gathers again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .. import _environment
+from .. import _checks, _environment
 from .._errors import DeviceError, DTypeError, OptionError, ShapeError
 from ..ops import GroupOrder, sort_by_group
 from ..ops._library import forward_mode, outer_tangents, signed
+from ..ops.sort_by_group import order_and_ends
 
 _INTEGERS = (torch.int64, torch.int32)
+
+
+class Places(NamedTuple):
+    """How rows are brought into the order of their elements and back: integers, in what type they come."""
+
+    permutation: torch.Tensor
+    inverse: torch.Tensor
+    groups: torch.Tensor
+    """[G], sizes or ends."""
+    ends: bool
 
 
 def labels_of(op: str, attributes: torch.Tensor, x: torch.Tensor, elements: int) -> torch.Tensor:
@@ -81,6 +92,17 @@ def order_of(
     if attributes is None:
         raise OptionError(f"{op}: give labels or order.")
     return sort_by_group(labels_of(op, attributes, x, elements), elements)
+
+
+def places_of(
+    op: str, attributes: torch.Tensor | None, order: GroupOrder | None, x: torch.Tensor, elements: int
+) -> Places:
+    """What ``order_of`` says, found with fewer launches where there are labels to sort."""
+    if order is None and attributes is not None:
+        return Places(*order_and_ends(labels_of(op, attributes, x, elements), elements), True)
+    permutation, sizes, inverse = order_of(op, attributes, order, x, elements)
+    _checks.groups(op, x, sizes, False)
+    return Places(permutation, inverse, sizes, False)
 
 
 def gather(x: torch.Tensor, there: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
