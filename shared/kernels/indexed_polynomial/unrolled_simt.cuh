@@ -18,9 +18,14 @@ namespace polynomial_unrolled {
 constexpr int kOutputs = 3, kMostComponents = 9;
 constexpr int kMostThreads = 256;
 constexpr int64_t kMostBlocks = 1 << 20;
-// Blocks of so many threads on a multiprocessor: what registers allow.
+// Blocks of so many threads on a multiprocessor: what registers allow. For AMD's compiler the fewest, or it spills.
+#if defined(__HIP__)
+template <int M, class T, bool Value = false>
+constexpr int kBlocks = 1;
+#else
 template <int M, class T, bool Value = false>
 constexpr int kBlocks = (sizeof(T) == 4 ? 2 : 1) + (Value && M == 0 ? 1 : 0);
+#endif
 enum Kind { kValue, kXGrad, kWGrad };
 
 // Ones, which compilers don't know: each group of terms stands behind a branch that is always taken.
