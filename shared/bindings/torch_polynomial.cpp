@@ -60,7 +60,8 @@ int32_t kind_of(const std::string& name) {
 void indexed_polynomial(std::string kind, Tensor x, std::vector<Tensor> directions, std::optional<Tensor> w,
                         std::optional<Tensor> gy, Tensor labels, std::optional<Tensor> permutation,
                         std::optional<Tensor> ends, Tensor heads, Tensor pairs, Tensor last, Tensor factors,
-                        Tensor entries, Tensor entry_ends, Tensor places, Tensor out, std::string implementation) {
+                        Tensor entries, Tensor entry_ends, Tensor places, int64_t fingerprint, Tensor out,
+                        std::string implementation) {
   const Services services(x);
   const Operands operands(x);
   mg_polynomial_problem p{};
@@ -105,6 +106,7 @@ void indexed_polynomial(std::string kind, Tensor x, std::vector<Tensor> directio
   p.entries = operands.table<int32_t>("entries", entries, p.term_count, 5, ScalarType::Int);
   p.entry_ends = operands.table<int32_t>("entry_ends", entry_ends, p.weight_count, 1, ScalarType::Int);
   p.places = operands.table<int64_t>("places", places, places.size(0), 2, ScalarType::Long);
+  p.fingerprint = fingerprint;
   p.implementation = implementation == "simt" ? MG_SIMT : MG_AUTO;
   p.device = services.device();
   p.stream = services.stream();

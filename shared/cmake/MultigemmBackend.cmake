@@ -32,6 +32,8 @@ set(MULTIGEMM_GPU_SOURCES
   blas/handles_gpu.cpp
   kernels/grouped_mm/simt.cu
   kernels/indexed_polynomial/polynomial_simt.cu
+  kernels/indexed_polynomial/unrolled_float32.cu
+  kernels/indexed_polynomial/unrolled_float64.cu
   kernels/moe/moe_activate.cu
   kernels/moe/moe_route.cu
   kernels/moe/moe_rows.cu

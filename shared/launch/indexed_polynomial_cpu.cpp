@@ -3,6 +3,7 @@
 
 #include "kernels/grouped_mm/cpu_levels.h"
 #include "kernels/indexed_polynomial/polynomial_simt.cuh"
+#include "kernels/indexed_polynomial/unrolled_simt.h"
 #include "launch/indexed_polynomial.h"
 #include "runtime/host.h"
 
@@ -12,6 +13,12 @@ void run(const mg_polynomial_problem& p) {
   const Host host(p.host, static_cast<double>(p.rows) * static_cast<double>(p.channels) *
                               static_cast<double>(p.term_count) * (1 + p.directions));
   if (p.implementation == MG_SIMT) {
+    if (const int outputs = polynomial_unrolled::outputs_of(p)) {
+      const Workspace room(host, polynomial_unrolled::room_of(p));
+      if (polynomial_unrolled::run_on_host(p, outputs, room.at<char>(0), host) != 0)
+        throw Failure(MG_DEVICE_ERROR, "a kernel on the CPU failed");
+      return;
+    }
     if (polynomial_simt::launch(p, {&host}) != 0)
       throw Failure(MG_UNSUPPORTED, "the components of a row pass the shared memory of a GPU's block");
     return;

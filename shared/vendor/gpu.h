@@ -29,6 +29,8 @@
 #define MG_BLOCK(threads, blocks) __launch_bounds__(threads, blocks)
 #endif
 #define MG_UNROLL _Pragma("unroll")
+#define MG_PRAGMA(text) _Pragma(#text)
+#define MG_UNROLL_BY(count) MG_PRAGMA(unroll count)
 
 namespace multigemm {
 namespace gpu {
@@ -36,6 +38,15 @@ namespace gpu {
 struct Queue {
   void* stream;
 };
+
+// Makes the value of a register unknown to the compiler, at no instruction.
+#if defined(__HIP__)
+MG_DEVICE void opaque(float& r) { asm volatile("" : "+v"(r)); }
+MG_DEVICE void opaque(double& r) { asm volatile("" : "+v"(r)); }
+#else
+MG_DEVICE void opaque(float& r) { asm volatile("" : "+f"(r)); }
+MG_DEVICE void opaque(double& r) { asm volatile("" : "+d"(r)); }
+#endif
 
 // 0, or the runtime's error number.
 template <class Arguments>
@@ -100,6 +111,7 @@ int launch_shared(void (*kernel)(Arguments), int64_t blocks, int threads, int by
 #define MG_SHARED static thread_local
 #define MG_BLOCK(threads, blocks)
 #define MG_UNROLL
+#define MG_UNROLL_BY(count)
 
 namespace multigemm {
 namespace gpu {
@@ -107,6 +119,9 @@ namespace gpu {
 struct Queue {
   const Host* host;
 };
+
+inline void opaque(const float&) {}
+inline void opaque(const double&) {}
 
 template <class Arguments>
 int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {

@@ -44,7 +44,7 @@ def case(
     tables = (t.to(device) for t in (found.heads, few.pairs, few.last, *numbers, torch.tensor(places)))
     x = torch.randn(rows, found.width * channels, dtype=torch.float64).to(dtype).to(device)
     w = torch.randn(GROUPS, len(few.entry_ends), channels, dtype=torch.float64).to(dtype).to(device)
-    return Polynomial(labels, None, None, *tables, kernel), x, w, found
+    return Polynomial(labels, None, None, *tables, 0, kernel), x, w, found
 
 
 def dense(p: Polynomial, found: Terms) -> Call:

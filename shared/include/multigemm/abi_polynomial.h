@@ -42,17 +42,18 @@ typedef struct mg_polynomial_problem {
   const int32_t* entries;     /* [T, 5], the terms in the order of their weights: d, i, j, k, t */
   const int32_t* entry_ends;  /* [P], the ends of the weights' terms there */
   const int64_t* places;      /* [D + O, 2] */
+  int64_t fingerprint;        /* of heads to entry_ends: tables known by it have kernels of their own; 0: none */
   int32_t kind, directions, dtype, implementation;
   int32_t device, reserved;
   void* stream;
   const mg_host* host; /* may be null */
 } mg_polynomial_problem;
 
-MG_STATIC_ASSERT(sizeof(mg_polynomial_problem) == 336);
+MG_STATIC_ASSERT(sizeof(mg_polynomial_problem) == 344);
 MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, x_row) == 136);
 MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, labels) == 216);
-MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, kind) == 296);
-MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, host) == 328);
+MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, kind) == 304);
+MG_STATIC_ASSERT(offsetof(mg_polynomial_problem, host) == 336);
 
 MG_EXPORT int32_t MG_NAME(mg_indexed_polynomial)(const mg_polynomial_problem* problem);
 

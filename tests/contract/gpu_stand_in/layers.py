@@ -53,11 +53,11 @@ class Polynomial(ctypes.Structure):
         "l: struct_size rows channels groups width components head_count pair_count term_count "
         "weight_count, p: x direction*3 w gy out, l: x_row direction_row*3 gy_row out_row w_stride*2 "
         "out_stride*2, p: labels permutation ends heads pairs last factors entries entry_ends places, "
-        "i: kind directions dtype implementation device reserved, p: stream host"
+        "l: fingerprint, i: kind directions dtype implementation device reserved, p: stream host"
     )
 
 
-SIZES = {Route: 200, Rows: 152, Activate: 160, Polynomial: 336}
+SIZES = {Route: 200, Rows: 152, Activate: 160, Polynomial: 344}
 
 
 def empty(*shape: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from ._cache import Kept, Place, coefficients, present, traced
 from ._irreps import Irreps
 from ._irreps import layout as read_layout
 from ._rows import labels_of, order_of
-from ._terms import Setting, projection, shared, terms
+from ._terms import Setting, fingerprint, projection, shared, terms
 from ._weights import Contraction
 
 _TABLES = ("heads", "pairs", "last", "factors", "entries", "entry_ends", "places")
@@ -138,6 +138,7 @@ class SymmetricContraction(nn.Module):
         made = _paths.tables(found, few, self.irreps_in, self.irreps_out, self.num_features, layouts)
         for name, table in {"matrix_places": places, "pair_factors": factors, **made}.items():
             self.register_buffer(name, table.to(device), persistent=False)
+        self._fingerprint = fingerprint(self.setting)
         self._pair_counts = _grouped.pair_counts(found)
         self._width, self._terms = found.width, len(found.last)
         self._columns, self._columns_out = self.irreps_in.dim, self.irreps_out.dim
@@ -239,7 +240,7 @@ class SymmetricContraction(nn.Module):
         tables = (_tables_whole if whole else _tables)(self._buffers)
         if whole:
             x = x.view(shape[0], self._columns) if x.is_contiguous() else x.flatten(1)
-        return at_once(x, w, labels, tables, self._columns_out, name, kernel)
+        return at_once(x, w, labels, (*tables, self._fingerprint), self._columns_out, name, kernel)
 
     def explain(self) -> _paths.ContractionExplanation:
         """Which way the contraction is computed where its weights are now, and why."""
@@ -275,7 +276,7 @@ class SymmetricContraction(nn.Module):
         places = self.places_whole if whole else self.places
         name = _choice.pinned()
         tables = self.heads, self.pairs, self.last, self.factors, self.entries, self.entry_ends, places
-        polynomial = Polynomial(labels, permutation, sizes, *tables, name)
+        polynomial = Polynomial(labels, permutation, sizes, *tables, self._fingerprint, name)
         return evaluated(x.flatten(1) if whole else x, w, polynomial)
 
     def _grouped(

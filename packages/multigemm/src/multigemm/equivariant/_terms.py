@@ -11,6 +11,7 @@ and 2e where the dense couplings have 16^3 (2L+1). Terms are sorted, so that tho
 from __future__ import annotations
 
 import functools
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -162,6 +163,16 @@ def shared(setting: Setting) -> Shared:
         entry_ends=torch.bincount(weight, minlength=columns).cumsum(0).int(),
         mixtures=tuple(mixture for _, mixture in parts),
     )
+
+
+@functools.lru_cache(maxsize=16)
+def fingerprint(setting: Setting) -> int:
+    """Of the tables: a backend has kernels of their own for those that it knows by this number."""
+    found, few = terms(setting), shared(setting)
+    rows = few.entries[:, :4].tolist()
+    factors = [round(float(few.factors[t]) * 2**24) for t in few.entries[:, 4].tolist()]
+    text = repr((found.width, found.components, few.entry_ends.tolist(), rows, factors))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 _ORDERS = 24

@@ -33,6 +33,8 @@ class Polynomial(NamedTuple):
     """[P] int32: the cumulative ends of the weights' terms in ``entries``."""
     places: torch.Tensor
     """[D + O, 2] int64: component i of channel c is column places[i, 0] + c * places[i, 1] of x; then y's."""
+    fingerprint: int
+    """Of heads to entry_ends: a backend has kernels for the tables that it knows by this number. 0: none."""
     implementation: str
     """As for ``grouped_mm``: "native", "simt", "reference" or ""."""
 

@@ -30,7 +30,8 @@ from ._polynomial import Polynomial as Polynomial
 
 _TABLES = "Tensor heads, Tensor pairs, Tensor last, Tensor factors, Tensor entries, Tensor entry_ends"
 _ROWS = (
-    f"Tensor labels, Tensor? permutation, Tensor? group_sizes, {_TABLES}, Tensor places, str implementation"
+    f"Tensor labels, Tensor? permutation, Tensor? group_sizes, {_TABLES}, Tensor places, "
+    "int fingerprint, str implementation"
 )
 LIB.define(f"indexed_polynomial(Tensor x, Tensor? v1, Tensor? v2, Tensor? v3, Tensor w, {_ROWS}) -> Tensor")
 LIB.define(
@@ -42,8 +43,8 @@ LIB.define(
 )
 LIB.define(
     "native_weighted_polynomial(str kind, Tensor x, Tensor[] directions, Tensor? w, Tensor? gy, "
-    f"Tensor labels, Tensor? permutation, Tensor? ends, {_TABLES}, Tensor places, Tensor(a!) out, "
-    "str implementation) -> ()"
+    f"Tensor labels, Tensor? permutation, Tensor? ends, {_TABLES}, Tensor places, int fingerprint, "
+    "Tensor(a!) out, str implementation) -> ()"
 )
 
 
@@ -66,7 +67,7 @@ def at_once(
     x: torch.Tensor,
     w: torch.Tensor,
     labels: torch.Tensor,
-    tables: tuple[torch.Tensor, ...],
+    tables: tuple[Any, ...],
     columns: int,
     name: str,
     kernel: str,
@@ -181,6 +182,10 @@ _XGRAD = torch.ops.multigemm.indexed_polynomial_xgrad.default
 _WGRAD = torch.ops.multigemm.indexed_polynomial_wgrad.default
 
 
+_NUMBERS = 2
+"""Of the tables, the last ones that are no tensors."""
+
+
 # --- derivatives ------------------------------------------------------------------------------------
 # Of a scalar s = <gy, y(x; v, w)>, each in terms of the same three. None stands for zeros: a fourth
 # derivative.
@@ -227,18 +232,19 @@ class _Derivatives(Function):
     @classmethod
     def save(cls, ctx: Any, inputs: tuple[Any, ...], others: tuple[Any, ...]) -> None:
         tables = inputs[-TABLES:]
-        tensors = (*inputs[: 1 + cls.slots], *others, *tables[:-1])
+        tensors = (*inputs[: 1 + cls.slots], *others, *tables[:-_NUMBERS])
         ctx.save_for_backward(*tensors)
         if forward_mode():
             ctx.save_for_forward(*tensors)
-        ctx.implementation = tables[-1]
+        ctx.named = tables[-_NUMBERS:]
 
     @classmethod
     def saved(cls, ctx: Any, tensors: tuple[Any, ...]) -> tuple[torch.Tensor, Vs, list[torch.Tensor], Any]:
         """x, the directions, the other operands, and the tables."""
         x, *others = tensors
-        rest = (*others[1 - TABLES :], ctx.implementation)
-        return x, _directions(*others[: cls.slots]), others[cls.slots : 1 - TABLES], rest
+        first = _NUMBERS - TABLES
+        rest = (*others[first:], *ctx.named)
+        return x, _directions(*others[: cls.slots]), others[cls.slots : first], rest
 
     @classmethod
     def gradients(cls, ctx: Any, of_x: Callable[[], Any], of_v: Callable[[int], Any], vs: Vs) -> list[Any]:
