@@ -11,6 +11,7 @@
 #define MG_DYNAMIC_SHARED(name) unsigned char* const name = ::multigemm::gpu::dynamic_shared
 #define MG_BLOCK(threads, blocks)
 #define MG_UNROLL
+#define MG_UNROLL_BY(count)
 
 namespace multigemm {
 namespace gpu {
@@ -18,6 +19,9 @@ namespace gpu {
 struct Queue {
   void* stream;
 };
+
+inline void opaque(const float&) {}
+inline void opaque(const double&) {}
 
 template <class Arguments>
 int launch(void (*kernel)(Arguments), int64_t blocks, int threads, const Queue& queue, const Arguments& arguments) {
