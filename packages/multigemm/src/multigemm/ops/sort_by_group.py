@@ -53,7 +53,8 @@ def sort_by_group(labels: torch.Tensor, num_groups: int) -> GroupOrder:
         raise ShapeError(f"sort_by_group: labels must have shape [N], got {list(labels.shape)}.")
     if num_groups < 0:
         raise OptionError(f"sort_by_group: num_groups must not be negative, got {num_groups}.")
-    ordered, permutation, inverse = _sorted(labels, num_groups)
+    # Rows without a group stand in their own order, as stable sorting leaves equal labels.
+    ordered, permutation, inverse = _sorted(labels.to(torch.int64).clamp(max=num_groups), num_groups)
     # Ends of the groups by binary search: deterministic, unlike a count by atomics, and no read-back
     # of the largest label, which bincount needs.
     starts = torch.searchsorted(ordered, torch.arange(num_groups + 1, device=labels.device))
