@@ -69,3 +69,15 @@ def poisoned() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(before[0])
     torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@pytest.fixture
+def backend(device: torch.device, poisoned: None) -> Iterator[None]:
+    """A device with kernels, memory full of NaN, and on a GPU a stream of its own."""
+    if _dispatch.backend_for(device.type) is None:
+        pytest.skip(f"no backend serves {device.type!r}")
+    if device.type == "cpu":
+        yield
+        return
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        yield

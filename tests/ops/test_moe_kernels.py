@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from oracle import ROUNDOFF
@@ -13,28 +11,16 @@ pytest.importorskip("pydantic")
 import moe_oracle
 from moe_operands import KINDS, close, places_of, random
 
-from multigemm import _dispatch
 from multigemm.moe import MoEConfig, _composed, route
 from multigemm.moe._composed import Places, Scores
 from multigemm.moe._native import NativeMoE, activation_of
 
+pytestmark = pytest.mark.usefixtures("backend")
 ops = torch.ops.multigemm
 SIZES = [(0, 3), (1, 1), (3, 2), (64, 16), (65, 3), (700, 5)]
 """Tokens and slots of each: one launch up to 64 tokens and 1024 slots, else two."""
 WIDTHS = [(0, 3, 7), (1, 1, 1), (3, 2, 1100), (64, 16, 8), (65, 3, 1104), (200, 5, 13)]
 """Tokens, slots and columns, in packs of 16 bytes and not, in one piece and in several."""
-
-
-@pytest.fixture(autouse=True)
-def backend(device: torch.device, poisoned: None) -> Iterator[None]:
-    """A device with kernels, memory full of NaN, and on a GPU a stream of its own."""
-    if _dispatch.backend_for(device.type) is None:
-        pytest.skip(f"no backend serves {device.type!r}")
-    if device.type == "cpu":
-        yield
-        return
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        yield
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64], ids=str)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from oracle import ROUNDOFF
@@ -12,22 +10,10 @@ pytest.importorskip("pydantic")
 
 from moe_operands import KINDS, close, places_of, random
 
-from multigemm import _dispatch
 from multigemm.moe import _composed
 
+pytestmark = pytest.mark.usefixtures("backend")
 ops = torch.ops.multigemm
-
-
-@pytest.fixture(autouse=True)
-def backend(device: torch.device, poisoned: None) -> Iterator[None]:
-    """A device with kernels, memory full of NaN, and on a GPU a stream of its own."""
-    if _dispatch.backend_for(device.type) is None:
-        pytest.skip(f"no backend serves {device.type!r}")
-    if device.type == "cpu":
-        yield
-        return
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        yield
 
 
 UP = [  # rows of each group, rows of none, K, I: few rows that share tiles along K, heights, odd widths
